@@ -1,0 +1,43 @@
+"""Checkpoints of other libraries, read into one parameter layout."""
+import os
+import re
+
+from speculative.checkpoints import huggingface
+from speculative.checkpoints.pairs import check_pair
+
+__all__ = ['check_pair', 'load_model']
+
+
+def load_model(path, dtype=None, mesh=None):
+  """Loads a model, whatever wrote it.
+
+  Args:
+    path: a Hugging Face T5 folder; `~` is the home directory.
+    dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on CPUs, where bfloat16 is slow.
+    mesh: not supported yet.
+
+  Returns:
+    `Model`, named after the folder.
+
+  Raises:
+    FileNotFoundError: no such folder.
+    ValueError: not a checkpoint, one that is not supported, or a damaged one; the message names the file or parameter.
+  """
+  if mesh is not None:
+    raise ValueError('load_model: mesh is not supported yet')
+  path = os.path.abspath(os.path.expanduser(path))
+  if not os.path.exists(path):
+    raise FileNotFoundError(f'{path}: no such folder')
+  if not os.path.isdir(path):
+    raise ValueError(f'{path}: a file; load_model takes the folder of a checkpoint')
+  names = sorted(os.listdir(path))
+  if huggingface.CONFIG in names:
+    return huggingface.load(path, dtype)
+  # Themselves, or folders of their steps.
+  if 'checkpoint' in names or any(re.fullmatch(r'checkpoint_\d+', name) for name in names):
+    raise ValueError(f'{path}: T5X checkpoints are not supported yet')
+  if {'_METADATA', '_CHECKPOINT_METADATA', 'manifest.ocdbt'} & set(names) or any(map(str.isdigit, names)):
+    raise ValueError(f'{path}: Orbax checkpoints are not supported yet')
+  found = ', '.join(names[:8]) + (', …' if len(names) > 8 else '') if names else 'nothing'
+  raise ValueError(f'{path}: not a checkpoint of a known format. Hugging Face: a folder with config.json. '
+                   f'This one holds {found}')

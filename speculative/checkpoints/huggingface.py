@@ -1,0 +1,469 @@
+"""Hugging Face T5 folders: config.json, safetensors, and the vocabulary where there is one.
+
+`_layout` is the whole mapping between the two namings; loading and saving both read it.
+"""
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import shutil
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from speculative.data.vocabulary import Vocabulary
+from speculative.models import t5
+from speculative.models.model import Model
+
+CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
+GENERATION, SPIECE, TOKENIZER = 'generation_config.json', 'spiece.model', 'tokenizer_config.json'
+
+HEAD = 'lm_head.weight'
+# The names of the one embedding. Files hold any of them.
+EMBEDDINGS = ('shared.weight', 'encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
+# Left over in the first released T5 files; T5 has no relative bias in cross-attention.
+UNUSED = 'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight'
+
+
+# The mapping.
+
+
+def _layout(config):
+  """The mapping: list of (path in the parameter tree, Hugging Face names, block).
+
+  block None: one array, the same in both. Otherwise the names are matrices [out, in], and our matrix [in, all their
+  outs] has `block` columns of the first, `block` of the second, …, then the next `block` of the first, and so on.
+  """
+  entries = [('embedding', [EMBEDDINGS[0]], None)]
+  if not config.tied:
+    entries.append(('head', [HEAD], config.vocab_size))
+  for stack, layers in ('encoder', config.num_encoder_layers), ('decoder', config.num_decoder_layers):
+    entries += [
+        (f'{stack}/relative_bias', [f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'], None),
+        (f'{stack}/final_norm/scale', [f'{stack}.final_layer_norm.weight'], None)]
+    for i in range(layers):
+      entries += [(f'{stack}/layer_{i}/{leaf}', [f'{stack}.block.{i}.layer.{name}.weight' for name in names], block)
+                  for leaf, names, block in _layer_layout(config, stack == 'decoder')]
+  return entries
+
+
+def _layer_layout(config, decoder):
+  """`_layout` of one layer, without the prefixes."""
+  c = config
+  cross = [
+      ('cross_norm/scale', ['1.layer_norm'], None),
+      ('cross/q', ['1.EncDecAttention.q'], c.d_kv),
+      ('cross/kv', ['1.EncDecAttention.k', '1.EncDecAttention.v'], c.d_kv),
+      ('cross/out', ['1.EncDecAttention.o'], c.d_model),
+  ]
+  n = 2 if decoder else 1
+  if c.gated:
+    wi = 'mlp/wi', [f'{n}.DenseReluDense.wi_0', f'{n}.DenseReluDense.wi_1'], c.gate_block
+  else:
+    wi = 'mlp/wi', [f'{n}.DenseReluDense.wi'], c.d_ff
+  return [
+      ('attention_norm/scale', ['0.layer_norm'], None),
+      ('attention/qkv', ['0.SelfAttention.q', '0.SelfAttention.k', '0.SelfAttention.v'], c.d_kv),
+      ('attention/out', ['0.SelfAttention.o'], c.d_model),
+      *(cross if decoder else []),
+      ('mlp_norm/scale', [f'{n}.layer_norm'], None),
+      wi,
+      ('mlp/wo', [f'{n}.DenseReluDense.wo'], c.d_model),
+  ]
+
+
+def _pack(arrays, block):
+  """Their arrays → ours."""
+  if block is None:
+    return arrays[0]
+  n_in = arrays[0].shape[1]
+  return np.stack([a.T.reshape(n_in, -1, block) for a in arrays], axis=2).reshape(n_in, -1)
+
+
+def _unpack(array, n, block):
+  """Our array → their n arrays."""
+  if block is None:
+    return [array]
+  blocks = array.reshape(array.shape[0], -1, n, block)
+  return [blocks[:, :, i].reshape(array.shape[0], -1).T for i in range(n)]
+
+
+@functools.lru_cache
+def _shapes(config):
+  """The shape of every parameter, by path."""
+  tree = jax.eval_shape(lambda: t5.init_params(config, jax.random.key(0)))
+  return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep='/').items()}
+
+
+# Loading.
+
+
+def load(path, dtype=None, vocabulary=None):
+  """Reads a T5 1.0 or v1.1 model.
+
+  Args:
+    path: the folder.
+    dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on CPUs, where bfloat16 is slow.
+    vocabulary: `Vocabulary`. None: the folder's spiece.model, if it has one. Its number of sentinels is `extra_ids` of
+      tokenizer_config.json; where that says nothing, 100 (Hugging Face's default) if the embedding has rows for them,
+      else 0.
+
+  Returns:
+    `Model`.
+
+  Raises:
+    FileNotFoundError: the folder has no config.json or no weights.
+    ValueError: a damaged file, an architecture that is no T5, or parameters other than the configuration asks for.
+  """
+  path = os.path.abspath(os.path.expanduser(path))
+  dtype = resolve_dtype(dtype)
+  settings = _read_json(os.path.join(path, CONFIG))
+  config = _read_config(path, settings)
+  with contextlib.ExitStack() as stack:
+    files = _open_weights(path, stack)
+
+    def read(name):
+      array = files[name].get_tensor(name)
+      if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ValueError(f'{path}: parameter {name} is {array.dtype}; quantised weights are not supported')
+      return array
+
+    names = _rename_embedding(path, set(files), read)
+    tied, scaled = _head(path, settings, names, read)
+    config = dataclasses.replace(config, tied=tied, scale_tied_output=scaled)
+    if tied:
+      names.pop(HEAD, None)
+    names.pop(UNUSED, None)
+    layout = _layout(config)
+    _check_names(path, [name for _, group, _ in layout for name in group], names, config)
+    shapes = _shapes(config)
+    for leaf, group, block in layout:  # all before the first is read
+      shape = shapes[leaf] if block is None else (shapes[leaf][1] // len(group), shapes[leaf][0])
+      for name in group:
+        found = tuple(files[names[name]].get_slice(names[name]).get_shape())
+        if found != shape:
+          raise ValueError(f'{path}: parameter {names[name]} has shape {found}, config.json asks for {shape}')
+    params = {leaf: jnp.asarray(_pack([read(names[name]).astype(dtype) for name in group], block))
+              for leaf, group, block in layout}
+  vocabulary = vocabulary or _read_vocabulary(path, config)
+  if vocabulary:
+    _check_vocabulary(path, vocabulary, config)
+  return Model(config, traverse_util.unflatten_dict(params, sep='/'), vocabulary, name=os.path.basename(path))
+
+
+def resolve_dtype(dtype=None):
+  """The dtype to load parameters in: NumPy dtype float32 or bfloat16; None chooses by the device.
+
+  Raises:
+    ValueError: any other dtype.
+  """
+  if dtype is None:
+    dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+  try:
+    name = jnp.dtype(dtype).name
+  except TypeError:
+    name = str(dtype)
+  if name == 'float16':
+    raise ValueError("dtype float16: T5's feed-forward layers overflow in it; use bfloat16")
+  if name not in ('float32', 'bfloat16'):
+    raise ValueError(f'dtype {name}: parameters are float32 or bfloat16')
+  return jnp.dtype(name)
+
+
+def _read_json(file):
+  """A JSON object, as a dict."""
+  try:
+    with open(file, encoding='utf-8') as f:
+      content = json.load(f)
+  except FileNotFoundError:
+    raise FileNotFoundError(f'{file}: no such file') from None
+  except ValueError as e:
+    raise ValueError(f'{file}: not valid JSON ({e})') from e
+  if not isinstance(content, dict):
+    raise ValueError(f'{file}: not a JSON object')
+  return content
+
+
+def _open_weights(path, stack):
+  """Opens the safetensors files on the ExitStack → {parameter name: open file}."""
+  index = os.path.join(path, INDEX)
+  if os.path.exists(os.path.join(path, WEIGHTS)):
+    shards = [WEIGHTS]
+  elif os.path.exists(index):
+    weight_map = _read_json(index).get('weight_map')
+    if not isinstance(weight_map, dict) or not all(isinstance(s, str) for s in weight_map.values()):
+      raise ValueError(f'{index}: no weight_map of parameters to files')
+    shards = sorted(set(weight_map.values()))
+  else:
+    present = set(os.listdir(path))
+    if any(re.match(r'pytorch_model.*\.bin', name) for name in present):
+      raise FileNotFoundError(f'{path}: no {WEIGHTS}, only PyTorch weights. Convert them: load the model in '
+                              'Transformers and call save_pretrained(folder, safe_serialization=True)')
+    raise FileNotFoundError(f'{path}: neither {WEIGHTS} nor {INDEX}')
+  files = {}
+  for shard in shards:
+    file = os.path.join(path, shard)
+    try:
+      handle = stack.enter_context(safetensors.safe_open(file, 'numpy'))
+    except FileNotFoundError:
+      raise FileNotFoundError(f'{file}: no such file, but {INDEX} lists it') from None
+    except (safetensors.SafetensorError, OSError) as e:
+      raise ValueError(f'{file}: not a safetensors file, or a truncated or damaged one ({e})') from e
+    for name in handle.keys():
+      if name in files:
+        raise ValueError(f'{path}: parameter {name} is in two files')
+      files[name] = handle
+  return files
+
+
+def _rename_embedding(path, found, read):
+  """{name in `_layout`: name in the file}: the embedding may go under any of its names, or several."""
+  names = {name: name for name in found}
+  present = [name for name in EMBEDDINGS if name in found]
+  for name in present:
+    del names[name]
+  if present:
+    names[EMBEDDINGS[0]] = present[0]
+  for name in present[1:]:
+    if not _equal(read(name), read(present[0])):
+      raise ValueError(f'{path}: parameter {name} differs from {present[0]}; both must be the one embedding')
+  return names
+
+
+def _equal(a, b):
+  return a.shape == b.shape and bool((a == b).all())
+
+
+def _head(path, settings, names, read):
+  """(is the head the embedding, is its input scaled).
+
+  Transformers 4 says `tie_word_embeddings`: a tied head is scaled, another is not. Transformers 5 always says it is
+  true and has `scale_decoder_outputs`; there, as here, the head is its own matrix if the file holds one.
+  """
+  tie = settings.get('tie_word_embeddings', True)
+  scaled = bool(settings.get('scale_decoder_outputs', tie))
+  if HEAD not in names:
+    if not tie:
+      raise ValueError(f'{path}: parameter {HEAD} is missing, and config.json says tie_word_embeddings = false')
+    return True, scaled
+  if not scaled:
+    return False, True
+  if EMBEDDINGS[0] in names and not _equal(read(HEAD), read(names[EMBEDDINGS[0]])):
+    raise ValueError(f'{path}: parameter {HEAD} differs from {EMBEDDINGS[0]}, but config.json says they are tied')
+  return True, True
+
+
+def _read_config(path, settings):
+  """config.json → `T5Config`, but for the head; defaults are those of Transformers."""
+  file = os.path.join(path, CONFIG)
+  kind = settings.get('model_type')
+  if kind == 'umt5':
+    raise ValueError(f'{file}: model_type umt5 is not supported yet')
+  if kind != 't5':
+    raise ValueError(f'{file}: model_type {kind!r} is not supported, only t5')
+  activation = settings.get('feed_forward_proj', 'relu')
+  if activation not in ('relu', 'gated-gelu'):
+    raise ValueError(f'{file}: feed_forward_proj {activation!r} is not supported, only relu and gated-gelu')
+  generation = os.path.join(path, GENERATION)
+  if settings.get('decoder_start_token_id') is None and os.path.exists(generation):
+    settings = settings | {'decoder_start_token_id': _read_json(generation).get('decoder_start_token_id')}
+  settings = {'eos_token_id': 1} | settings  # null: none
+
+  def integer(key, default=None, least=1):
+    value = settings.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < least:
+      raise ValueError(f'{file}: {key} must be an integer ≥ {least}, not {value!r}')
+    return value
+
+  def number(key, default):
+    value = settings.get(key, default)
+    if not isinstance(value, (int, float)):
+      raise ValueError(f'{file}: {key} must be a number, not {value!r}')
+    return float(value)
+
+  layers = integer('num_layers')
+  pad = integer('pad_token_id', 0, 0)
+  return t5.T5Config(
+      vocab_size=integer('vocab_size'),
+      d_model=integer('d_model'),
+      d_ff=integer('d_ff'),
+      num_heads=integer('num_heads'),
+      d_kv=integer('d_kv', 64),
+      num_encoder_layers=layers,
+      num_decoder_layers=integer('num_decoder_layers', layers),
+      gated=activation == 'gated-gelu',
+      num_buckets=integer('relative_attention_num_buckets', 32),
+      max_distance=integer('relative_attention_max_distance', 128),
+      norm_eps=number('layer_norm_epsilon', 1e-6),
+      dropout=number('dropout_rate', 0.1),
+      pad_id=pad,
+      eos_id=integer('eos_token_id', -1, -1),
+      start_id=integer('decoder_start_token_id', pad, 0))
+
+
+def _check_names(path, expected, found, config):
+  """Raises ValueError unless the file holds exactly the expected parameters."""
+  for name in expected:
+    if name not in found:
+      block = _block(name)
+      if block and not any(other.startswith(block) for other in found):
+        raise ValueError(f'{path}: layer {block[:-1]} is missing (first parameter {name}); config.json asks for '
+                         f'{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers')
+      raise ValueError(f'{path}: parameter {name} is missing')
+  for name in sorted(set(found) - set(expected)):
+    block = _block(name)
+    if block and not any(other.startswith(block) for other in expected):
+      raise ValueError(f'{path}: layer {block[:-1]} is too many (parameter {name}); config.json asks for '
+                       f'{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers')
+    raise ValueError(f'{path}: parameter {name} is unknown; a T5 as config.json describes it has none of that name')
+
+
+def _block(name):
+  """'encoder.block.3.' of such a name, or None."""
+  match = re.match(r'(en|de)coder\.block\.\d+\.', name)
+  return match and match[0]
+
+
+def _read_vocabulary(path, config):
+  """The folder's `Vocabulary`, or None."""
+  file = os.path.join(path, SPIECE)
+  if not os.path.exists(file):
+    return None
+  tokenizer = os.path.join(path, TOKENIZER)
+  extra_ids = _read_json(tokenizer).get('extra_ids') if os.path.exists(tokenizer) else None
+  if extra_ids is None:
+    extra_ids = 100 if Vocabulary(file).vocab_size + 100 <= config.vocab_size else 0
+  return Vocabulary(file, extra_ids)
+
+
+def _check_vocabulary(path, vocabulary, config):
+  """Raises ValueError if the model cannot have been trained on the vocabulary."""
+  pieces = vocabulary.vocab_size - vocabulary.extra_ids
+  if pieces > config.vocab_size:
+    raise ValueError(f'{path}: the vocabulary has {pieces} pieces, the embedding only {config.vocab_size} rows')
+  if vocabulary.pad_id != config.pad_id:
+    raise ValueError(f'{path}: padding is {vocabulary.pad_id} in the vocabulary, {config.pad_id} in config.json')
+
+
+# Saving.
+
+
+def save(model, path, dtype=None, overwrite=False):
+  """Writes a model as a folder that Transformers reads. The folder appears only when it is complete.
+
+  Args:
+    model: `Model`.
+    path: the folder to write.
+    dtype: of the saved parameters, 'float32' or 'bfloat16'. None: each parameter's own.
+    overwrite: replace a model folder that is there already.
+
+  Raises:
+    FileExistsError: something is there, and it is not to be, or too precious to be, overwritten.
+    ValueError: the parameters are not those of the configuration.
+  """
+  path = os.path.realpath(os.path.expanduser(path))
+  if os.path.exists(path):
+    if not overwrite:
+      raise FileExistsError(f'{path} exists; pass overwrite=True to replace it')
+    if not os.path.exists(os.path.join(path, CONFIG)):
+      raise FileExistsError(f'{path} exists and is not a Hugging Face model; it is not overwritten')
+  tensors = _to_tensors(model, dtype)
+  temporary, old = f'{path}.tmp-{os.getpid()}', f'{path}.old-{os.getpid()}'
+  os.makedirs(temporary)
+  try:
+    safetensors.numpy.save_file(tensors, os.path.join(temporary, WEIGHTS), metadata={'format': 'pt'})
+    _write_json(os.path.join(temporary, CONFIG), _to_settings(model.config, tensors[EMBEDDINGS[0]].dtype.name))
+    _write_json(os.path.join(temporary, GENERATION), _special_ids(model.config))
+    if model.vocabulary:
+      _write_vocabulary(temporary, model.vocabulary)
+    if os.path.exists(path):
+      os.rename(path, old)
+    os.rename(temporary, path)
+  except BaseException:
+    shutil.rmtree(temporary, ignore_errors=True)
+    if os.path.exists(old) and not os.path.exists(path):
+      os.rename(old, path)
+    raise
+  if os.path.exists(old):
+    shutil.rmtree(old)
+
+
+def _to_tensors(model, dtype):
+  """{Hugging Face name: NumPy array}."""
+  if dtype is not None:
+    dtype = resolve_dtype(dtype)
+  params = traverse_util.flatten_dict(model.params, sep='/')
+  shapes = _shapes(model.config)
+  for leaf in params.keys() | shapes.keys():
+    found = params[leaf].shape if leaf in params else 'nothing'
+    if found != shapes.get(leaf, 'nothing'):
+      raise ValueError(f'parameter {leaf}: the model holds {found}, its configuration asks for '
+                       f'{shapes.get(leaf, "nothing")}')
+  tensors = {}
+  for leaf, group, block in _layout(model.config):
+    array = np.asarray(params[leaf])
+    for name, part in zip(group, _unpack(array if dtype is None else array.astype(dtype), len(group), block)):
+      tensors[name] = np.ascontiguousarray(part)
+  return tensors
+
+
+def _to_settings(config, dtype):
+  """`T5Config` → contents of config.json, with the keys that Transformers 4 writes."""
+  c = config
+  settings = {
+      'architectures': ['T5ForConditionalGeneration'],
+      'classifier_dropout': 0.0,
+      'd_ff': c.d_ff,
+      'd_kv': c.d_kv,
+      'd_model': c.d_model,
+      'dense_act_fn': 'gelu_new' if c.gated else 'relu',
+      'dropout_rate': c.dropout,
+      'dtype': dtype,
+      'feed_forward_proj': 'gated-gelu' if c.gated else 'relu',
+      'initializer_factor': 1.0,
+      'is_encoder_decoder': True,
+      'is_gated_act': c.gated,
+      'layer_norm_epsilon': c.norm_eps,
+      'model_type': 't5',
+      'num_decoder_layers': c.num_decoder_layers,
+      'num_heads': c.num_heads,
+      'num_layers': c.num_encoder_layers,
+      'relative_attention_max_distance': c.max_distance,
+      'relative_attention_num_buckets': c.num_buckets,
+      'tie_word_embeddings': c.tied,
+      'use_cache': True,
+      'vocab_size': c.vocab_size,
+  }
+  if c.tied and not c.scale_tied_output:
+    settings['scale_decoder_outputs'] = False  # Transformers 5; version 4 cannot say it
+  return settings | _special_ids(c)
+
+
+def _special_ids(config):
+  return {'decoder_start_token_id': config.start_id, 'eos_token_id': config.eos_id if config.eos_id >= 0 else None,
+          'pad_token_id': config.pad_id}
+
+
+def _write_json(file, content):
+  with open(file, 'w', encoding='utf-8') as f:
+    json.dump(content, f, indent=2, sort_keys=True)
+    f.write('\n')
+
+
+def _write_vocabulary(path, vocabulary):
+  with open(os.path.join(path, SPIECE), 'wb') as f:
+    f.write(vocabulary.proto)
+  _write_json(os.path.join(path, TOKENIZER), {
+      'tokenizer_class': 'T5Tokenizer',
+      'extra_ids': vocabulary.extra_ids,
+      'legacy': False,  # SentencePiece's own treatment of spaces
+      'eos_token': vocabulary.pieces[vocabulary.eos_id],
+      'pad_token': vocabulary.pieces[vocabulary.pad_id],
+      'unk_token': vocabulary.pieces[vocabulary.unk_id]})

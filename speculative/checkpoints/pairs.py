@@ -1,0 +1,23 @@
+"""Can a drafter draft for a target?"""
+
+
+def check_pair(target, drafter):
+  """Raises ValueError unless both speak of the same tokens; the message names each difference.
+
+  Real ids are compared, not rows of the embedding. What a drafter does not have (an n-gram has no start id) is not
+  compared.
+  """
+  differences = []
+  for name in ('vocab_size', 'pad_id', 'eos_id', 'start_id'):
+    ours, theirs = getattr(target, name, None), getattr(drafter, name, None)
+    if None not in (ours, theirs) and ours != theirs:
+      differences.append(f'{name} {ours} and {theirs}')
+  ours, theirs = (getattr(getattr(m, 'vocabulary', None), 'fingerprint', None) for m in (target, drafter))
+  if None not in (ours, theirs) and ours != theirs:
+    differences.append('other pieces in the vocabulary')
+  if differences:
+    raise ValueError(f'target {_name(target)} and drafter {_name(drafter)} do not fit: {"; ".join(differences)}')
+
+
+def _name(model):
+  return getattr(model, 'name', '') or type(model).__name__

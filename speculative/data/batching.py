@@ -1,0 +1,50 @@
+"""Texts to token batches of few shapes, so that few programs are compiled."""
+import warnings
+
+import numpy as np
+
+BUCKETS = (32, 64, 128, 256, 512)
+
+
+def encode_batch(vocabulary, texts, max_len=512, truncate=False, buckets=BUCKETS):
+  """Encodes texts, each followed by EOS, padding at the end.
+
+  Args:
+    vocabulary: `Vocabulary`.
+    texts: list of B strings.
+    max_len: most tokens of a text, EOS included; the largest bucket limits it too.
+    truncate: cut longer texts, with a warning, instead of refusing them.
+    buckets: lengths to pad to.
+
+  Returns:
+    int32[B, S] NumPy array, S the smallest bucket that holds every text.
+
+  Raises:
+    ValueError: no text at all, an empty one, or one that is too long; the message says which.
+  """
+  if isinstance(texts, str):
+    raise ValueError('texts is a string; pass a list of strings')
+  if not texts:
+    raise ValueError('there are no texts to encode')
+  limit = min(max_len, max(buckets))
+  if limit < 2:
+    raise ValueError(f'max_len = {max_len} leaves no room for a token and EOS')
+  rows, cut = [], []
+  for i, text in enumerate(texts):
+    ids = vocabulary.encode(text)
+    if not text.strip() or not ids:
+      raise ValueError(f'text {i} is empty')
+    if len(ids) + 1 > limit:
+      if not truncate:
+        raise ValueError(f'text {i} has {len(ids) + 1} tokens (EOS included), the limit is {limit}: '
+                         'shorten it or pass truncate=True')
+      ids = ids[:limit - 1]
+      cut.append(i)
+    rows.append(ids + [vocabulary.eos_id])
+  if cut:
+    warnings.warn(f'texts cut to {limit} tokens: {", ".join(map(str, cut))}', stacklevel=2)
+  longest = max(map(len, rows))
+  batch = np.full((len(rows), min(b for b in buckets if b >= longest)), vocabulary.pad_id, np.int32)
+  for row, ids in zip(batch, rows):
+    row[:len(ids)] = ids
+  return batch

@@ -1,0 +1,68 @@
+"""The models, vocabulary and held-out texts that come with the package."""
+import dataclasses
+import os
+
+from speculative.checkpoints import huggingface
+from speculative.data.vocabulary import Vocabulary
+from speculative.models.model import Model
+
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'pretrained')
+DRAFTS = ('small', 'base')
+TASKS = ('ende', 'summarize')
+
+
+@dataclasses.dataclass
+class Zoo:
+  """What `load_pretrained` returns.
+
+  Attributes:
+    target: `Model`.
+    drafts: {name: `Model`}, smallest first.
+    vocabulary: `Vocabulary`, shared by all.
+    texts: {task: [(input, reference), …]}, held out from training; the input starts with the task's prefix.
+    ngram_path: the n-gram counts, for `speculative.drafters.ngram`; None if there are none.
+  """
+  target: Model
+  drafts: dict[str, Model]
+  vocabulary: Vocabulary
+  texts: dict[str, list[tuple[str, str]]]
+  ngram_path: str | None = None
+
+
+def load_pretrained(dtype=None):
+  """Loads the packaged target, its drafts and their texts.
+
+  Args:
+    dtype: as for `load_model`.
+
+  Returns:
+    `Zoo`.
+
+  Raises:
+    FileNotFoundError: the package is incomplete; the message names the file.
+  """
+  def file(*parts):
+    path = os.path.join(FOLDER, *parts)
+    if not os.path.exists(path):
+      raise FileNotFoundError(f'{path}: no such file; this installation lacks the packaged models')
+    return path
+
+  vocabulary = Vocabulary(file('spiece.model'))
+  texts = {task: _read_texts(file('texts', f'{task}.tsv')) for task in TASKS}
+  ngram_path = os.path.join(FOLDER, 'ngram.npz')
+
+  def model(name):
+    return huggingface.load(file(name), dtype, vocabulary)
+
+  return Zoo(model('target'), {name: model(f'draft_{name}') for name in DRAFTS}, vocabulary, texts,
+             ngram_path if os.path.exists(ngram_path) else None)
+
+
+def _read_texts(path):
+  """Lines `input TAB reference` → list of pairs."""
+  with open(path, encoding='utf-8', newline='\n') as f:
+    pairs = [tuple(line.rstrip('\n').split('\t')) for line in f]
+  for i, pair in enumerate(pairs):
+    if len(pair) != 2:
+      raise ValueError(f'{path}, line {i + 1}: {len(pair)} fields, not an input and its reference')
+  return pairs

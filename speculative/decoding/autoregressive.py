@@ -1,0 +1,78 @@
+"""Plain decoding, one token a target call: the oracle of the tests and the baseline of every speed-up."""
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative import algorithm
+from speculative import sampling
+from speculative.decoding import inputs as decode_inputs
+from speculative.decoding import state as loop
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.state import FinishReason
+from speculative.decoding.targets import Target
+
+
+class Program(NamedTuple):
+  """Everything static."""
+  target: Target
+  max_decode_len: int
+  filtered: bool
+
+
+def autoregressive_decode(target, inputs, config=DecodeConfig(), seed=0, row_ids=None):
+  """Decodes one token at a time.
+
+  Arguments, result and errors as for `speculative_decode`; `config.gamma` and `config.lenience` are not used. The
+  result has no drafts: `rounds` counts target calls.
+  """
+  program = Program(Target.of(target), config.max_decode_len, config.filtered)
+  inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
+  cache, token, position = prefill(program, target.params, inputs)
+  out = run(program, target.params, config.rows(inputs.shape[0]), cache, token, position, row_keys)
+  tokens, log_probs, lengths, finish_reason = jax.device_get(out)
+  none = np.zeros_like(lengths)
+  return loop.DecodeResult(tokens, lengths, log_probs, finish_reason, rounds=lengths, drafted=none, tested=none,
+                           accepted=none, accepted_per_round=np.full(tokens.shape, -1, np.int32))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def prefill(program, params, inputs):
+  """inputs int32[B, S] → (cache, first token int32[B], its position int32[B])."""
+  return (program.target.prefill(params, inputs, program.max_decode_len + 1), *program.target.start(inputs))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(program, params, settings, cache, token, position, row_keys):
+  """(tokens int32[B, N], log_probs float32[B, N], lengths int32[B], finish_reason int32[B])."""
+  target, n = program.target, program.max_decode_len
+  batch = token.shape[0]
+
+  def step(carry):
+    i, token, tokens, log_probs, lengths, finish, cache = carry
+    logits, cache = target.extend(params, cache, token[:, None], position + i)
+    logits = logits[:, 0, :target.vocab_size].astype(jnp.float32)
+    if target.eos_id >= 0:
+      banned = (i < settings.min_decode_len)[:, None] & (jnp.arange(target.vocab_size) == target.eos_id)
+      logits = jnp.where(banned, -jnp.inf, logits)
+    p, soft = sampling.adjust(logits, settings.temperature, settings.top_k, settings.top_p, program.filtered)
+    u = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (2,)))(row_keys)
+    token = algorithm.draw(p, u)
+    broken = ~jnp.isfinite(jnp.sum(p, axis=-1))
+    running = finish == FinishReason.RUNNING
+    keep = running & ~broken
+    lengths += keep
+    now = jnp.where(broken, FinishReason.ERROR, jnp.where(
+        token == target.eos_id, FinishReason.EOS, jnp.where(lengths == n, FinishReason.LENGTH, FinishReason.RUNNING)))
+    tokens = tokens.at[:, i].set(jnp.where(keep, token, target.pad_id))
+    log_probs = log_probs.at[:, i].set(jnp.where(keep, jnp.log(loop.take_token(soft, token)), 0.0))
+    return i + 1, token, tokens, log_probs, lengths, jnp.where(running, now, finish).astype(jnp.int32), cache
+
+  finish = jnp.full(batch, FinishReason.RUNNING if n else FinishReason.LENGTH, jnp.int32)
+  carry = (jnp.int32(0), token, jnp.full((batch, n), target.pad_id, jnp.int32), jnp.zeros((batch, n), jnp.float32),
+           jnp.zeros(batch, jnp.int32), finish, cache)
+  if n == 0:
+    return carry[2:6]
+  return jax.lax.while_loop(lambda c: jnp.any(c[5] == FinishReason.RUNNING), step, carry)[2:6]

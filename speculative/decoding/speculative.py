@@ -1,0 +1,187 @@
+"""Speculative decoding: prefill, then rounds of draft → verify → accept → commit in one `lax.while_loop`."""
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative import algorithm
+from speculative import sampling
+from speculative.checkpoints import pairs
+from speculative.decoding import inputs as decode_inputs
+from speculative.decoding import state as loop
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.state import FinishReason
+from speculative.decoding.targets import Drafter
+from speculative.decoding.targets import Target
+from speculative.drafters.base import as_drafter
+
+
+class Program(NamedTuple):
+  """Everything static: two calls with equal programs and shapes share one compilation."""
+  target: Target
+  drafter: Drafter
+  gamma: int
+  max_decode_len: int
+  filtered: bool
+
+
+def speculative_decode(target, drafter, inputs, config=DecodeConfig(), seed=0, row_ids=None):
+  """Decodes with drafts: the output is distributed exactly as the target's own (Algorithm 1; theorem in A.1).
+
+  Args:
+    target: see `speculative.decoding.targets`; a `Model` is one.
+    drafter: see `speculative.drafters.base`; a model is wrapped.
+    inputs: int32[B, S], padding at the end.
+    config: `DecodeConfig`.
+    seed: int ≥ 0, or [B].
+    row_ids: int32[B], default 0 … B − 1. A row depends on its inputs, its settings, its seed and its id only.
+
+  Returns:
+    `DecodeResult`.
+
+  Raises:
+    ValueError: settings out of range, inputs of a wrong shape, a target and drafter of different vocabularies.
+  """
+  drafter = as_drafter(drafter)
+  pairs.check_pair(target, drafter)
+  program = Program(Target.of(target), Drafter.of(drafter), config.gamma, config.max_decode_len, config.filtered)
+  params = target.params, drafter.params
+  inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
+  settings = config.rows(inputs.shape[0])
+  state = prefill(program, params, inputs, row_keys)
+  state = run(program, params, settings, state, np.int32(config.max_decode_len))
+  return to_result(program, state)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def prefill(program, params, inputs, row_keys):
+  """inputs int32[B, S], PRNG keys [B] → the `LoopState` before the first round."""
+  n, gamma = program.max_decode_len, program.gamma
+  batch = inputs.shape[0]
+  # The last round may begin one token before the limit and writes γ + 1 slots: nothing is ever clamped.
+  room = n + gamma + 1
+  start, first_positions = program.target.start(inputs)
+  zeros = jnp.zeros(batch, jnp.int32)
+  tokens = jnp.full((batch, room + 1), program.target.pad_id, jnp.int32).at[:, 0].set(start)
+  return loop.LoopState(
+      tokens=tokens, lengths=zeros + 1, first_positions=first_positions,
+      log_probs=jnp.zeros(tokens.shape, jnp.float32),
+      finish_reason=zeros + (FinishReason.RUNNING if n else FinishReason.LENGTH),
+      rounds=zeros, tested=zeros, accepted=zeros,
+      accepted_per_round=jnp.full((batch, max(n, 1)), -1, jnp.int32), row_keys=row_keys,
+      cache=program.target.prefill(params[0], inputs, room),
+      draft_state=program.drafter.prefill(params[1], inputs, room))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def run(program, params, settings, state, budget):
+  """At most `budget` (traced) rounds, fewer if every row finishes. `state` is donated."""
+  def unfinished(carry):
+    i, s = carry
+    return (i < budget) & jnp.any(s.finish_reason == FinishReason.RUNNING)
+
+  def one_round(carry):
+    i, s = carry
+    return i + 1, _round(program, params, settings, s)
+
+  return jax.lax.while_loop(unfinished, one_round, (jnp.int32(0), state))[1]
+
+
+def _round(program, params, settings, s):
+  """One round of Algorithm 1 for every row, each at its own length."""
+  target, gamma = program.target, program.gamma
+  batch, rows = s.tokens.shape[0], jnp.arange(s.tokens.shape[0])
+  # One independent uniform for every decision of the round: the drafts (two each), their tests, the last token (two).
+  u = jax.vmap(lambda key, i: jax.random.uniform(jax.random.fold_in(key, i), (3 * gamma + 2,)))(s.row_keys, s.rounds)
+  u_draft, r, u_last = u[:, :2 * gamma].reshape(batch, gamma, 2), u[:, 2 * gamma:3 * gamma], u[:, 3 * gamma:]
+
+  def adjust(logits, emitted):
+    """The same adjustments for p and q; `emitted` int32[...]: how many tokens come before."""
+    logits = logits[..., :target.vocab_size].astype(jnp.float32)
+    if target.eos_id >= 0:
+      early = emitted < expand(settings.min_decode_len, emitted)
+      logits = jnp.where(early[..., None] & (jnp.arange(target.vocab_size) == target.eos_id), -jnp.inf, logits)
+    return sampling.adjust(logits, expand(settings.temperature, emitted), expand(settings.top_k, emitted),
+                           expand(settings.top_p, emitted), program.filtered)
+
+  def sample(logits, i):
+    """Draft number i (from 0): logits[B, ≥ V] → (x int32[B], q[B, V]); q is what x was drawn from."""
+    q = adjust(logits, s.lengths - 1 + i).probs
+    return algorithm.draw(q, u_draft[:, i]), q
+
+  # Draft: x_1 … x_γ and the distributions they were drawn from.
+  x, q, draft_state = program.drafter.draft(params[1], s.draft_state, s.tokens, s.lengths, gamma, sample)
+
+  # Verify: p_1 … p_{γ+1} for all prefixes in one call.
+  last = jnp.take_along_axis(s.tokens, s.lengths[:, None] - 1, axis=1)
+  block = jnp.concatenate([last, x], axis=1)
+  logits, cache = target.extend(params[0], s.cache, block, s.first_positions + s.lengths - 1)
+  p, soft = adjust(logits, s.lengths[:, None] - 1 + jnp.arange(gamma + 1))
+
+  # Accept: n drafts, then one token more.
+  accepted = algorithm.accept(p, q, x, r, settings.lenience)
+  accepted = jnp.where(greedy_lenience(settings)[:, None], lenient_argmax(soft, x, settings.lenience), accepted)
+  n = algorithm.accepted_length(accepted)
+  weights = algorithm.replacement(p, q, n)
+  t = algorithm.draw(weights, u_last)
+  broken = ~jnp.isfinite(jnp.sum(weights, axis=-1))  # NaN in p or q: what was accepted before it stands
+
+  # Commit: x_1 … x_n, t, cut behind an EOS and at the limit.
+  j = jnp.arange(gamma + 1)
+  new = jnp.where(j < n[:, None], jnp.pad(x, ((0, 0), (0, 1))), t[:, None])
+  count = n + ~broken
+  is_eos = (new == target.eos_id) & (j < count[:, None])
+  count = jnp.where(jnp.any(is_eos, axis=1), sampling.first_true(is_eos) + 1, count)
+  count = jnp.minimum(count, program.max_decode_len - (s.lengths - 1))
+  running = s.finish_reason == FinishReason.RUNNING
+  count = jnp.where(running, count, 0)
+  kept = j < count[:, None]
+  lengths = s.lengths + count
+  finish = jnp.where(
+      jnp.any(is_eos & kept, axis=1), FinishReason.EOS, jnp.where(
+          lengths - 1 >= program.max_decode_len, FinishReason.LENGTH, jnp.where(
+              broken, FinishReason.ERROR, FinishReason.RUNNING)))
+  kept_drafts = jnp.minimum(n, count)
+  rejected = (n < gamma) & (count > n)
+  log_probs = jnp.log(loop.take_token(soft, new))
+  return dataclasses.replace(
+      s,
+      tokens=loop.write_rows(s.tokens, jnp.where(kept, new, target.pad_id), s.lengths),
+      lengths=lengths,
+      log_probs=loop.write_rows(s.log_probs, jnp.where(kept, log_probs, 0.0), s.lengths),
+      finish_reason=jnp.where(running, finish, s.finish_reason).astype(jnp.int32),
+      rounds=s.rounds + running,
+      tested=s.tested + jnp.where(running, kept_drafts + rejected, 0),
+      accepted=s.accepted + jnp.where(running, kept_drafts, 0),
+      accepted_per_round=s.accepted_per_round.at[rows, jnp.where(running, s.rounds, s.accepted_per_round.shape[1])].set(
+          kept_drafts, mode='drop'),
+      cache=cache, draft_state=draft_state)
+
+
+def expand(setting, like):
+  """setting[B] with axes added until it broadcasts over like[B, …]."""
+  return setting.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def greedy_lenience(settings):
+  """bool[B]: rows at temperature 0 with a lenience under 1, where the ratio of one-hot distributions says nothing."""
+  return (settings.temperature == 0) & (settings.lenience < 1)
+
+
+def lenient_argmax(soft, x, lenience):
+  """bool[B, γ]: p(x) ≥ l · max p, p the softmax at temperature 1 (appendix A.5, before the argmax)."""
+  soft = soft[:, :-1]
+  return loop.take_token(soft, x) >= lenience[:, None] * jnp.max(soft, axis=-1)
+
+
+def to_result(program, s):
+  """`LoopState` → `DecodeResult`, on the host."""
+  n = program.max_decode_len
+  s = jax.device_get(dataclasses.replace(s, cache=None, draft_state=None, row_keys=None))
+  return loop.DecodeResult(
+      tokens=s.tokens[:, 1:n + 1], lengths=s.lengths - 1, log_probs=s.log_probs[:, 1:n + 1],
+      finish_reason=s.finish_reason, rounds=s.rounds, drafted=s.rounds * program.gamma, tested=s.tested,
+      accepted=s.accepted, accepted_per_round=s.accepted_per_round[:, :n])

@@ -1,0 +1,42 @@
+"""The key/value cache: one pair of arrays a layer, batch first, written in place at per-row positions."""
+import dataclasses
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+  """What a decoder keeps between calls.
+
+  Slots at or beyond a row's length may hold anything: no query sees them. Rolling back is using a smaller position.
+
+  Attributes:
+    self_kv: for each decoder layer (k, v), each [B, heads, max_len, head_size].
+    cross_kv: for each decoder layer (k, v) of the encoder's output, each [B, heads, S, head_size]; () without encoder.
+    encoder_mask: bool[B, S], False at padding; None without encoder.
+  """
+  self_kv: tuple
+  cross_kv: tuple = ()
+  encoder_mask: jax.Array | None = None
+
+
+def empty(batch, layers, heads, max_len, head_size, dtype):
+  """`layers` pairs of zero arrays [batch, heads, max_len, head_size]."""
+  return tuple(tuple(jnp.zeros((batch, heads, max_len, head_size), dtype) for _ in 'kv') for _ in range(layers))
+
+
+def write(cache, new, positions):
+  """cache[b, :, positions[b] : positions[b] + T] = new[b].
+
+  Args:
+    cache: [B, heads, max_len, head_size].
+    new: [B, heads, T, head_size].
+    positions: int32[B]; positions[b] + T must be ≤ max_len (the caller's buffers have room, nothing is clamped).
+  """
+  new = new.astype(cache.dtype)
+  if cache.shape[0] == 1:  # a plain slice update; the batched one becomes a scatter
+    return lax.dynamic_update_slice(cache, new, (0, 0, positions[0], 0))
+  return jax.vmap(lambda c, n, p: lax.dynamic_update_slice(c, n, (0, p, 0)))(cache, new, positions)

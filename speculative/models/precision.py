@@ -1,0 +1,43 @@
+"""Matrix products: operands in the weights' (or a chosen) dtype, sums in float32."""
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+
+def matmul(x, weight, dtype=None):
+  """x[..., K] @ weight[K, N] → float32[..., N].
+
+  Operands are rounded to `dtype` (default: the weight's own), products are summed in float32, in the backward pass
+  too. In float32 the product is a true float32 one on every device (TPUs and GPUs would otherwise round).
+  """
+  dtype = jnp.dtype(dtype or weight.dtype)
+  if dtype == jnp.float32:
+    return jnp.dot(x, weight.astype(dtype), precision=lax.Precision.HIGHEST)
+  y = _mixed(x.reshape(-1, x.shape[-1]), weight, dtype)
+  return y.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+# JAX's own derivative multiplies a float32 cotangent with a rounded operand, which no matrix unit does natively.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _mixed(x, weight, dtype):
+  return _mixed_forward(x, weight, dtype)[0]
+
+
+def _mixed_forward(x, weight, dtype):
+  low = x.astype(dtype), weight.astype(dtype)
+  # Two empty arrays carry the dtypes that the cotangents must have.
+  return jnp.dot(*low, preferred_element_type=jnp.float32), (*low, jnp.zeros(0, x.dtype), jnp.zeros(0, weight.dtype))
+
+
+def _mixed_backward(dtype, residuals, g):
+  x, weight, like_x, like_weight = residuals
+  g = g.astype(dtype)
+  dx = lax.dot_general(g, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+  # Transposed first: XLA:CPU has a fast low-precision product only for operands contracted over x's last axis.
+  dweight = jnp.dot(lax.optimization_barrier(x.T), g, preferred_element_type=jnp.float32)
+  return dx.astype(like_x.dtype), dweight.astype(like_weight.dtype)
+
+
+_mixed.defvjp(_mixed_forward, _mixed_backward)

@@ -1,0 +1,202 @@
+"""The paper's Figures 2–4, and what was measured beside what it printed or what its formulas expect.
+
+Every function returns a Figure of its own, made without pyplot and its global state. Colours (Okabe and Ito's) can be
+told apart by the colour-blind, and markers and lines in print without colours.
+"""
+import itertools
+
+from matplotlib import ticker
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+import numpy as np
+
+from speculative import theory
+from speculative.report import results
+from speculative.report import tables
+
+COLORS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
+MARKERS = 'osD^vPX'
+LINES = ('-', '--', '-.', ':', (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+GRAY = '#555555'
+HOLLOW = {'linestyle': '', 'markersize': 6, 'markerfacecolor': 'white', 'markeredgewidth': 1.3}
+
+
+def save(figure, path, dpi=150):
+  """Writes a PNG under a temporary name, then renames it to `path`."""
+  results.replace_file(path, lambda f: figure.savefig(f, format='png', dpi=dpi))
+
+
+def _bar(i, measured=True):
+  """Style of the bars of the i-th kind: light enough for what is drawn over them; hatched if not measured."""
+  color = COLORS[i % len(COLORS)]
+  strength = 0.6 if i % 2 == 0 else 0.3  # Also in print neighbours differ.
+  fill = tuple(1 - strength * (1 - channel) for channel in to_rgb(color))
+  return {'facecolor': fill if measured else 'white', 'edgecolor': color, 'hatch': None if measured else '///'}
+
+
+def _hatch_handles(rows):
+  """For the legend: which labels the hatched bars have."""
+  labels = dict.fromkeys(row.get('label', 'no label') for row in rows if row.get('label') != 'measured')
+  text = ', '.join(f'[{label}]' for label in labels)
+  return [Patch(facecolor='white', edgecolor=GRAY, hatch='///', label=text)] if labels else []
+
+
+def _styles():
+  return ({'color': color, 'marker': marker, 'linestyle': line}
+          for color, marker, line in itertools.cycle(zip(COLORS, MARKERS, LINES)))
+
+
+def _plain(axes, grid='y'):
+  """Leaves of the frame and the grid what helps to read values off."""
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.spines[['left', 'bottom']].set_color(GRAY)
+  axes.tick_params(color=GRAY)
+  axes.grid(axis=grid, color='#DDDDDD', linewidth=0.8)
+  axes.set_axisbelow(True)
+
+
+def _axes(xlabel, ylabel, size=(6, 4)):
+  figure = Figure(figsize=size, layout='constrained')
+  axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
+  _plain(axes)
+  return figure, axes
+
+
+def tokens_per_round(gammas=(1, 3, 5, 7, 10), rows=()):
+  """Figure 2: E[tokens a round] against α, one line for each γ.
+
+  Args:
+    gammas: the lines' γ.
+    rows: results; the measured wall-time rows with α and tokens_per_round at one of these γ appear as hollow points.
+  """
+  figure, axes = _axes('Acceptance rate α', 'Tokens a round')
+  alphas = np.linspace(0, 1, 101)
+  points = [row for row in tables.of_experiment(rows, 'walltime') if row.get('label') == 'measured'
+            and row.get('alpha') is not None and row.get('tokens_per_round') is not None]
+  for gamma, style in zip(gammas, _styles()):
+    axes.plot(alphas, theory.expected_tokens(alphas, gamma), label=f'γ = {gamma}', markevery=10, markersize=4,
+              clip_on=False, **style)
+    mine = [row for row in points if row.get('gamma') == gamma]
+    if mine:
+      axes.plot([row['alpha'] for row in mine], [row['tokens_per_round'] for row in mine], label='_points',
+                marker=style['marker'], markeredgecolor=style['color'], zorder=3, clip_on=False, **HOLLOW)
+  handles, _ = axes.get_legend_handles_labels()
+  if any(row.get('gamma') in gammas for row in points):
+    handles.append(Line2D([], [], marker='o', markeredgecolor=GRAY, label='measured', **HOLLOW))
+  axes.legend(handles=handles[::-1], frameon=False, loc='upper left')  # From top to bottom, as the lines lie.
+  axes.set(xlim=(0, 1), ylim=(1, None))
+  axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  return figure
+
+
+def best_gamma(cs=(0.01, 0.02, 0.05, 0.1), max_alpha=0.95):
+  """Figure 3: the best γ against α, one line for each c. α ends before 1, where the best γ grows without bound."""
+  figure, axes = _axes('Acceptance rate α', 'Best γ (tokens a draft)')
+  alphas = np.linspace(0, max_alpha, 951)
+  for c, style in zip(cs, _styles()):
+    axes.plot(alphas, theory.best_gamma(alphas, c, max_gamma=256), label=f'c = {c:g}', drawstyle='steps-mid',
+              markevery=(25, 100), markersize=4, **style)
+  axes.legend(frameon=False, loc='upper left')
+  axes.set(xlim=(0, 1), ylim=(0, None))
+  axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  return figure
+
+
+def speedup_and_operations(alphas=(0.5, 0.6, 0.7, 0.8, 0.9), c=0.0, c_hat=0.0, max_gamma=10):
+  """Figure 4: speed-up and growth of the operations against γ, a line for each α. The paper's has c = ĉ = 0."""
+  figure = Figure(figsize=(9, 4), layout='constrained')
+  left, right = figure.subplots(1, 2)
+  gammas = np.arange(1, max_gamma + 1)
+  for alpha, style in zip(alphas, _styles()):
+    left.plot(gammas, theory.speedup(alpha, gammas, c), label=f'α = {alpha:g}', markersize=4, **style)
+    right.plot(gammas, theory.operations_increase(alpha, gammas, c_hat), label=f'α = {alpha:g}', markersize=4, **style)
+  for axes, title, ylabel, reverse in (
+      (left, f'Speed-up, c = {c:g}', 'Times as fast as plain decoding', True),
+      (right, f'Arithmetic operations, ĉ = {c_hat:g}', 'Times those of plain decoding', False)):
+    _plain(axes)
+    axes.set(xlabel='γ (tokens a draft)', ylabel=ylabel, ylim=(1, None))
+    axes.set_title(title, fontsize='medium')
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter('{x:g}×')
+    axes.legend(frameon=False, loc='upper left', reverse=reverse)
+  return figure
+
+
+def alpha_by_draft(rows):
+  """α by task and draft: a bar for each temperature, ± one standard error; the paper's values as hollow diamonds.
+
+  ValueError if there are no α rows.
+  """
+  groups = tables.group_alpha(rows)
+  alpha_rows = [row for group in groups for row in group.values() if row.get('alpha') is not None]
+  if not alpha_rows:
+    raise ValueError("no rows with the experiment 'alpha'")
+  settings = tables.varying(alpha_rows)
+  temperatures = sorted({row['temperature'] for row in alpha_rows})
+  tasks = list(dict.fromkeys(row.get('task') for row in alpha_rows))
+  width = 0.8 / len(temperatures)
+  sizes = [sum(next(iter(group.values())).get('task') == task for group in groups) for task in tasks]
+
+  figure = Figure(figsize=(1.5 + 1.2 * max(sum(sizes), 4), 4), layout='constrained')
+  all_axes = figure.subplots(1, len(tasks), sharey=True, squeeze=False, width_ratios=sizes)[0]
+  paper = []
+  for task, axes in zip(tasks, all_axes):
+    names = []
+    for x, group in enumerate(g for g in groups if next(iter(g.values())).get('task') == task):
+      first = next(iter(group.values()))
+      measured = first.get('label') == 'measured'
+      names.append('\n'.join([tables.draft_name(first), *(tables.setting(first, key) for key in settings),
+                              *([] if measured else [f'[{first.get("label", "no label")}]'])]))
+      for i, t in enumerate(temperatures):
+        row = group.get(t, {})
+        if row.get('alpha') is None:
+          continue
+        center = x + (i - (len(temperatures) - 1) / 2) * width
+        axes.bar(center, row['alpha'], 0.9 * width, yerr=row.get('alpha_se'), capsize=3, ecolor='black',
+                 **_bar(i, measured))
+        printed = tables.paper_alpha(task, first.get('draft'), t)
+        if printed is not None:  # Beside the middle, where the error bar is.
+          paper = axes.plot(center + 0.27 * width, printed, marker='D', markeredgecolor='black', zorder=3,
+                            label='paper (T5-XXL)', **HOLLOW)
+    _plain(axes)
+    axes.set(xticks=range(len(names)), xticklabels=names, xlim=(-0.6, len(names) - 0.4), ylim=(0, 1), xlabel='Draft')
+    axes.set_title(str(task), fontsize='medium')
+    axes.tick_params(axis='x', length=0)
+  all_axes[0].set_ylabel('Acceptance rate α')
+  handles = [Patch(label=f'T = {t:g}', **_bar(i)) for i, t in enumerate(temperatures)]
+  handles += _hatch_handles(alpha_rows) + paper
+  figure.legend(handles=handles, loc='outside upper center', ncols=len(handles), frameon=False)
+  return figure
+
+
+def speedup_expected_and_measured(rows):
+  """Measured speed-up of every wall-time row as a bar, what Theorem 3.8 expects, without and with v, as markers.
+
+  Rows without a draft are left out: they are the 1. ValueError if no other ones are there.
+  """
+  rows = [tables.with_expected(row) for row in tables.of_experiment(rows, 'walltime') if row.get('draft') is not None]
+  if not rows:
+    raise ValueError("no rows with the experiment 'walltime' and a draft")
+  settings = tables.varying(rows)
+  names = [', '.join([tables.task_name(row), tables.draft_name(row), *(tables.setting(row, key) for key in settings),
+                      f'T={row["temperature"]:g}', f'γ={row["gamma"]}']) for row in rows]
+  figure, axes = _axes('Speed-up over plain decoding', None, size=(8, 1.3 + 0.3 * len(rows)))
+  axes.grid(False)
+  _plain(axes, grid='x')
+  for y, row in enumerate(rows):
+    if row.get('speedup_measured') is not None:
+      axes.barh(y, row['speedup_measured'], 0.7, **_bar(0, row.get('label') == 'measured'))
+  handles = [Patch(label='measured', **_bar(0)), *_hatch_handles(rows)]
+  for key, label, marker, color in (('speedup_expected', 'expected (Theorem 3.8)', 'D', COLORS[1]),
+                                    ('speedup_expected_v', 'expected with v', 'o', 'black')):
+    points = [(row[key], y) for y, row in enumerate(rows) if row[key] is not None]
+    if points:
+      handles += axes.plot(*zip(*points), marker=marker, markeredgecolor=color, label=label, zorder=3, **HOLLOW)
+  axes.axvline(1, color='black', linestyle='--', linewidth=1, zorder=2)
+  axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6), xlim=(0, None))
+  axes.xaxis.set_major_formatter('{x:g}×')
+  axes.tick_params(axis='y', length=0)
+  figure.legend(handles=handles, loc='outside upper center', ncols=2 if len(handles) > 3 else 3, frameon=False)
+  return figure
