@@ -31,8 +31,10 @@ class UsageError(Exception):
   """A mistake of the caller's, told in one line."""
 
 
-def main(experiment):
+def main(experiment, positional=None):
   """Parses the command line, binds gin, and calls `experiment(output_dir=…, dry_run=…)`.
+
+  Other arguments are a mistake, unless `positional` names the keyword under which the experiment takes their list.
 
   A mistake in the configuration ends the program with status 1 and one line, before anything is loaded.
   """
@@ -43,7 +45,8 @@ def main(experiment):
 
   def run(argv):
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
-    if len(argv) > 1:
+    more = {positional: argv[1:]} if positional else {}
+    if len(argv) > 1 and not positional:
       sys.exit(f'error: unexpected argument {argv[1]!r}')
     try:
       gin.parse_config_files_and_bindings(FLAGS.gin_file, bindings)
@@ -51,9 +54,13 @@ def main(experiment):
       sys.exit('error: ' + ' '.join(str(e).split()))
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     output_dir = os.path.expanduser(FLAGS.output_dir or os.path.join('results', name))
+    if FLAGS.dry_run:
+      print(gin.config_str())
     try:
-      experiment(output_dir=output_dir, dry_run=FLAGS.dry_run)
-    except UsageError as e:
+      experiment(output_dir=output_dir, dry_run=FLAGS.dry_run, **more)
+    except (UsageError, ValueError, FileNotFoundError) as e:
+      if FLAGS.verbosity > 0:
+        raise
       sys.exit('error: ' + str(e).split('\n')[0])  # gin adds where it was called from
 
   app.run(run, argv=rest)

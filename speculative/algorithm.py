@@ -80,7 +80,10 @@ def draw(weights, u):
 def _invert(weights, u):
   """The index at which the cumulative sum passes u · total: int32[...] of weights[..., K]."""
   cumulative = jnp.cumsum(weights, axis=-1)
-  index = jnp.sum(cumulative <= u[..., None] * cumulative[..., -1:], axis=-1, dtype=jnp.int32)
+  ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)
+  # Weight 0 is asked for, too: where sums are parallel, rounding may leave a step there.
+  passed = (weights > 0) & (cumulative > u[..., None] * cumulative[..., -1:])
+  index = jnp.min(jnp.where(passed, ids, ids.size), axis=-1)
   # Rounding may carry u · total up to the total itself.
-  last = jnp.max(jnp.where(weights > 0, jnp.arange(weights.shape[-1]), 0), axis=-1)
+  last = jnp.max(jnp.where(weights > 0, ids, 0), axis=-1)
   return jnp.minimum(index, last)

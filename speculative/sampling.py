@@ -60,7 +60,9 @@ def _filter(probs, top_k, top_p):
   k = jnp.where(top_k == 0, probs.shape[-1], jnp.minimum(top_k, probs.shape[-1]))
   kept = jnp.where(probs >= _threshold(probs, jnp.ones_like(probs), k), probs, 0)
   kept /= jnp.sum(kept, axis=-1, keepdims=True)
-  # A sum of all probabilities may fall short of 1 by rounding: top_p = 1 must keep everything.
+  # A sum of all probabilities may fall short of 1 by rounding: top_p = 1 must keep everything. And a top_p that float32
+  # takes for 0 must keep the most probable token.
+  top_p = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)
   kept = jnp.where((kept >= _threshold(kept, kept, top_p)) | (top_p >= 1), kept, 0)
   return kept / jnp.sum(kept, axis=-1, keepdims=True)
 

@@ -1,9 +1,10 @@
-"""The models, vocabulary and held-out texts that come with the package."""
+"""The models, vocabulary, held-out texts and n-gram counts that come with the package."""
 import dataclasses
 import os
 
 from speculative.checkpoints import huggingface
 from speculative.data.vocabulary import Vocabulary
+from speculative.drafters import ngram
 from speculative.models.model import Model
 
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'pretrained')
@@ -13,20 +14,26 @@ TASKS = ('ende', 'summarize')
 
 @dataclasses.dataclass
 class Zoo:
-  """What `load_pretrained` returns.
+  """A target with what may draft for it, and texts to try them on.
 
   Attributes:
     target: `Model`.
     drafts: {name: `Model`}, smallest first.
     vocabulary: `Vocabulary`, shared by all.
     texts: {task: [(input, reference), …]}, held out from training; the input starts with the task's prefix.
-    ngram_path: the n-gram counts, for `speculative.drafters.ngram`; None if there are none.
+    counts: {task: `ngram.Counts`} of the task's training targets.
   """
   target: Model
   drafts: dict[str, Model]
   vocabulary: Vocabulary
   texts: dict[str, list[tuple[str, str]]]
-  ngram_path: str | None = None
+  counts: dict[str, ngram.Counts]
+
+  def drafters(self, task):
+    """{name: drafter} for a task, cheapest first: unigram and bigram of its counts (if any), then the models."""
+    counts = self.counts.get(task)
+    ngrams = {'unigram': ngram.unigram(counts), 'bigram': ngram.bigram(counts)} if counts else {}
+    return ngrams | self.drafts
 
 
 def load_pretrained(dtype=None):
@@ -48,18 +55,17 @@ def load_pretrained(dtype=None):
     return path
 
   vocabulary = Vocabulary(file('spiece.model'))
-  texts = {task: _read_texts(file('texts', f'{task}.tsv')) for task in TASKS}
-  ngram_path = os.path.join(FOLDER, 'ngram.npz')
 
   def model(name):
     return huggingface.load(file(name), dtype, vocabulary)
 
-  return Zoo(model('target'), {name: model(f'draft_{name}') for name in DRAFTS}, vocabulary, texts,
-             ngram_path if os.path.exists(ngram_path) else None)
+  return Zoo(model('target'), {name: model(f'draft_{name}') for name in DRAFTS}, vocabulary,
+             {task: read_texts(file('texts', f'{task}.tsv')) for task in TASKS},
+             {task: ngram.load(file('ngrams', f'{task}.npz')) for task in TASKS})
 
 
-def _read_texts(path):
-  """Lines `input TAB reference` → list of pairs."""
+def read_texts(path):
+  """Lines `input TAB reference` → list of pairs. Raises ValueError naming a line of another form."""
   with open(path, encoding='utf-8', newline='\n') as f:
     pairs = [tuple(line.rstrip('\n').split('\t')) for line in f]
   for i, pair in enumerate(pairs):

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative import algorithm
-from speculative import sampling
 from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import state as loop
 from speculative.decoding.config import DecodeConfig
@@ -30,8 +29,8 @@ def autoregressive_decode(target, inputs, config=DecodeConfig(), seed=0, row_ids
   """
   program = Program(Target.of(target), config.max_decode_len, config.filtered)
   inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
-  cache, token, position = prefill(program, target.params, inputs)
-  out = run(program, target.params, config.rows(inputs.shape[0]), cache, token, position, row_keys)
+  settings = config.rows(inputs.shape[0])
+  out = run(program, target.params, settings, *prefill(program, target.params, inputs), row_keys)
   tokens, log_probs, lengths, finish_reason = jax.device_get(out)
   none = np.zeros_like(lengths)
   return loop.DecodeResult(tokens, lengths, log_probs, finish_reason, rounds=lengths, drafted=none, tested=none,
@@ -53,11 +52,7 @@ def run(program, params, settings, cache, token, position, row_keys):
   def step(carry):
     i, token, tokens, log_probs, lengths, finish, cache = carry
     logits, cache = target.extend(params, cache, token[:, None], position + i)
-    logits = logits[:, 0, :target.vocab_size].astype(jnp.float32)
-    if target.eos_id >= 0:
-      banned = (i < settings.min_decode_len)[:, None] & (jnp.arange(target.vocab_size) == target.eos_id)
-      logits = jnp.where(banned, -jnp.inf, logits)
-    p, soft = sampling.adjust(logits, settings.temperature, settings.top_k, settings.top_p, program.filtered)
+    p, soft = settings.adjust(target, program.filtered, logits[:, 0], jnp.full(batch, i))
     u = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (2,)))(row_keys)
     token = algorithm.draw(p, u)
     broken = ~jnp.isfinite(jnp.sum(p, axis=-1))

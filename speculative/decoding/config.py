@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speculative import sampling
+
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
@@ -31,7 +33,8 @@ class DecodeConfig:
   def __post_init__(self):
     _check_integer('gamma', self.gamma, 1)
     _check_integer('max_decode_len', self.max_decode_len, 0)
-    _check('temperature', self.temperature, lambda a: (a >= 0) & np.isfinite(a), 'at least 0 and finite')
+    _check('temperature', self.temperature, lambda a: (a >= 0) & (a <= np.finfo(np.float32).max),
+           'at least 0 and finite')
     _check('top_k', self.top_k, lambda a: a >= 0, 'at least 0 (0: off)', np.integer)
     _check('top_p', self.top_p, lambda a: (a > 0) & (a <= 1), 'in (0, 1] (1: off)')
     _check('lenience', self.lenience, lambda a: (a > 0) & (a <= 1), 'in (0, 1] (1: exact)')
@@ -58,6 +61,26 @@ class RowSettings(NamedTuple):
   top_p: jax.Array
   lenience: jax.Array
   min_decode_len: jax.Array
+
+  def adjust(self, target, filtered, logits, emitted):
+    """The adjustments of each row's settings, the same for the target's logits and the draft's.
+
+    Args:
+      target: static `targets.Target`.
+      filtered: static, as `sampling.adjust` has it.
+      logits: [B, …, ≥ V]; ids beyond the vocabulary are cut off.
+      emitted: int32[B, …], how many tokens come before.
+
+    Returns:
+      `sampling.Distribution` [B, …, V].
+    """
+    temperature, top_k, top_p, _, min_decode_len = (
+        setting.reshape(-1, *[1] * (emitted.ndim - 1)) for setting in self)
+    logits = logits[..., :target.vocab_size].astype(jnp.float32)
+    if target.eos_id >= 0:
+      early = (emitted < min_decode_len)[..., None]
+      logits = jnp.where(early & (jnp.arange(target.vocab_size) == target.eos_id), -jnp.inf, logits)
+    return sampling.adjust(logits, temperature, top_k, top_p, filtered)
 
 
 def per_row(name, value, batch, dtype):

@@ -45,15 +45,19 @@ def speculative_decode(target, drafter, inputs, config=DecodeConfig(), seed=0, r
   Raises:
     ValueError: settings out of range, inputs of a wrong shape, a target and drafter of different vocabularies.
   """
+  program, params, settings, state = start(target, drafter, inputs, config, seed, row_ids)
+  return to_result(program, run(program, params, settings, state, np.int32(config.max_decode_len)))
+
+
+def start(target, drafter, inputs, config, seed=0, row_ids=None):
+  """Checks everything, then prefills: (program, params, settings, state), which `run` takes."""
   drafter = as_drafter(drafter)
   pairs.check_pair(target, drafter)
   program = Program(Target.of(target), Drafter.of(drafter), config.gamma, config.max_decode_len, config.filtered)
   params = target.params, drafter.params
   inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
   settings = config.rows(inputs.shape[0])
-  state = prefill(program, params, inputs, row_keys)
-  state = run(program, params, settings, state, np.int32(config.max_decode_len))
-  return to_result(program, state)
+  return program, params, settings, prefill(program, params, inputs, row_keys)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -71,7 +75,8 @@ def prefill(program, params, inputs, row_keys):
       log_probs=jnp.zeros(tokens.shape, jnp.float32),
       finish_reason=zeros + (FinishReason.RUNNING if n else FinishReason.LENGTH),
       rounds=zeros, tested=zeros, accepted=zeros,
-      accepted_per_round=jnp.full((batch, max(n, 1)), -1, jnp.int32), row_keys=row_keys,
+      accepted_per_round=jnp.full((batch, max(n, 1)), -1, jnp.int32),
+      drafts=jnp.zeros((batch, gamma), jnp.int32), row_keys=row_keys,
       cache=program.target.prefill(params[0], inputs, room),
       draft_state=program.drafter.prefill(params[1], inputs, room))
 
@@ -99,13 +104,7 @@ def _round(program, params, settings, s):
   u_draft, r, u_last = u[:, :2 * gamma].reshape(batch, gamma, 2), u[:, 2 * gamma:3 * gamma], u[:, 3 * gamma:]
 
   def adjust(logits, emitted):
-    """The same adjustments for p and q; `emitted` int32[...]: how many tokens come before."""
-    logits = logits[..., :target.vocab_size].astype(jnp.float32)
-    if target.eos_id >= 0:
-      early = emitted < expand(settings.min_decode_len, emitted)
-      logits = jnp.where(early[..., None] & (jnp.arange(target.vocab_size) == target.eos_id), -jnp.inf, logits)
-    return sampling.adjust(logits, expand(settings.temperature, emitted), expand(settings.top_k, emitted),
-                           expand(settings.top_p, emitted), program.filtered)
+    return settings.adjust(target, program.filtered, logits, emitted)
 
   def sample(logits, i):
     """Draft number i (from 0): logits[B, ≥ V] → (x int32[B], q[B, V]); q is what x was drawn from."""
@@ -158,12 +157,7 @@ def _round(program, params, settings, s):
       accepted=s.accepted + jnp.where(running, kept_drafts, 0),
       accepted_per_round=s.accepted_per_round.at[rows, jnp.where(running, s.rounds, s.accepted_per_round.shape[1])].set(
           kept_drafts, mode='drop'),
-      cache=cache, draft_state=draft_state)
-
-
-def expand(setting, like):
-  """setting[B] with axes added until it broadcasts over like[B, …]."""
-  return setting.reshape(-1, *[1] * (like.ndim - 1))
+      drafts=x, cache=cache, draft_state=draft_state)
 
 
 def greedy_lenience(settings):

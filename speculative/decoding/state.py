@@ -37,6 +37,7 @@ class LoopState:
     finish_reason: int32[B].
     rounds, tested, accepted: int32[B].
     accepted_per_round: int32[B, max(N, 1)], −1 where there was no such round.
+    drafts: int32[B, γ], what the last round drafted, for traces.
     row_keys: PRNG keys [B], from (seed, row id).
     cache: the target's.
     draft_state: the drafter's.
@@ -50,6 +51,7 @@ class LoopState:
   tested: jax.Array
   accepted: jax.Array
   accepted_per_round: jax.Array
+  drafts: jax.Array
   row_keys: jax.Array
   cache: Any
   draft_state: Any

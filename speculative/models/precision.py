@@ -3,6 +3,7 @@ import functools
 
 import jax
 from jax import lax
+from jax.experimental import layout
 import jax.numpy as jnp
 
 
@@ -35,8 +36,10 @@ def _mixed_backward(dtype, residuals, g):
   x, weight, like_x, like_weight = residuals
   g = g.astype(dtype)
   dx = lax.dot_general(g, weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-  # Transposed first: XLA:CPU has a fast low-precision product only for operands contracted over x's last axis.
-  dweight = jnp.dot(lax.optimization_barrier(x.T), g, preferred_element_type=jnp.float32)
+  # Really transposed, not by a layout: XLA:CPU's fast low-precision product wants x's contracted axis last in memory
+  # (7 times as fast, measured with AMX).
+  transposed = layout.with_layout_constraint(x.T, layout.Layout(major_to_minor=(0, 1)))
+  dweight = jnp.dot(transposed, g, preferred_element_type=jnp.float32)
   return dx.astype(like_x.dtype), dweight.astype(like_weight.dtype)
 
 

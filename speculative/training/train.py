@@ -135,22 +135,23 @@ def step_scales(params, config):
 
   Adam moves every entry by about the learning rate, but T5 stores embeddings at standard deviation 1 and query
   projections at 1/√(d_model · d_kv), where 1/√d_model is usual. Scaling the steps is the same as training in the
-  usual parametrisation.
+  usual parametrisation. Relative biases are added to scores of order 1: with the matrices' small steps they stay flat
+  for thousands of steps, and translation is not learnt before they are not.
   """
   q = jnp.array([config.d_kv ** -0.5, 1.0, 1.0])[None, :, None]
   qkv = jnp.broadcast_to(q, (config.num_heads, 3, config.d_kv)).reshape(1, -1)
 
   def scale(path, leaf):
     name = path[-1].key
-    return {'embedding': config.d_model ** 0.5, 'q': config.d_kv ** -0.5, 'qkv': qkv}.get(name, 1.0)
+    return {'embedding': config.d_model ** 0.5, 'relative_bias': config.d_model ** 0.5, 'q': config.d_kv ** -0.5,
+            'qkv': qkv}.get(name, 1.0)
   return jax.tree_util.tree_map_with_path(scale, params)
 
 
-def make_optimizer(params, config, schedule, name='adam', clip=1.0, b2=0.98):
+def make_optimizer(params, config, name='adam', clip=1.0, b2=0.98):
   """`adam` (steps scaled as T5 stores its parameters) or `adafactor` (which scales by itself), gradients clipped.
 
-  Args:
-    schedule: step → learning rate.
+  Its updates are to be multiplied by minus the learning rate.
 
   Raises:
     ValueError: unknown name.
@@ -158,9 +159,9 @@ def make_optimizer(params, config, schedule, name='adam', clip=1.0, b2=0.98):
   if name == 'adam':
     scales = step_scales(params, config)
     scaling = optax.stateless(lambda updates, _: jax.tree.map(lambda u, s: u * s, updates, scales))
-    inner = optax.chain(optax.scale_by_adam(b2=b2), scaling, optax.scale_by_learning_rate(schedule))
+    inner = optax.chain(optax.scale_by_adam(b2=b2), scaling)
   elif name == 'adafactor':
-    inner = optax.adafactor(schedule, multiply_by_parameter_scale=True)
+    inner = optax.chain(optax.adafactor(multiply_by_parameter_scale=True), optax.scale(-1.0))  # it has the sign in it
   else:
     raise ValueError(f'optimizer {name!r} is unknown: adam or adafactor')
   return optax.chain(optax.clip_by_global_norm(clip), inner)
@@ -168,7 +169,7 @@ def make_optimizer(params, config, schedule, name='adam', clip=1.0, b2=0.98):
 
 def make_schedule(peak, warmup, steps, decay):
   """Linear warm-up, constant, linear decay to zero over the last `decay` steps."""
-  return lambda step: peak * jnp.clip(jnp.minimum((step + 1) / max(warmup, 1), (steps - step) / max(decay, 1)), 0, 1)
+  return lambda step: peak * min(1.0, (step + 1) / max(warmup, 1), max(steps - step, 0) / max(decay, 1))
 
 
 def initial_params(config, key):
@@ -216,7 +217,8 @@ def train(config, params, train_tasks, validation_tasks, *, output_dir, steps, l
     The trained parameters.
   """
   module = t5.T5(config, dtype)
-  optimizer = make_optimizer(params, config, make_schedule(learning_rate, warmup, steps, decay), optimizer)
+  optimizer = make_optimizer(params, config, optimizer)
+  schedule = make_schedule(learning_rate, warmup, steps, decay)
   names = [name for name, _, _ in validation_tasks]
   tasks = [task[1:] for task in train_tasks]
   shapes = merge_shapes(tasks, buckets, tokens_per_batch, min_batches)
@@ -224,15 +226,15 @@ def train(config, params, train_tasks, validation_tasks, *, output_dir, steps, l
   def batches_of(epoch):
     return plan_epoch(tasks, epoch, seed, tokens_per_batch, shapes, buckets)
 
-  # The key is an argument, so that runs that differ in their seed share compiled programs.
+  # Key and learning rate are arguments, so that runs that differ in them share compiled programs.
   base_key = jax.random.key(seed, impl='rbg')
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
-  def update(params, state, key, step, inputs, targets):
+  def update(params, state, key, step, rate, inputs, targets):
     key = jax.random.fold_in(key, step)
     (_, (nll, count)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, module, inputs, targets, key)
     updates, state = optimizer.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, nll, count
+    return jax.tree.map(lambda p, u: p - rate * u, params, updates), state, nll, count
 
   params = jax.tree.map(jnp.array, params)  # a copy: the steps donate it
   state = jax.jit(optimizer.init)(params)
@@ -273,7 +275,7 @@ def train(config, params, train_tasks, validation_tasks, *, output_dir, steps, l
       members, s, n, size = batches[step - first]
       batch = make_batch(tasks, members, s, n, size, config.pad_id)
       seen += int((batch[0] != config.pad_id).sum() + (batch[1] != config.pad_id).sum())
-      params, state, nll, count = update(params, state, base_key, step, *batch)
+      params, state, nll, count = update(params, state, base_key, step, np.float32(schedule(step)), *batch)
       total_nll, total_count = total_nll + nll, total_count + count
       step += 1
       if step % log_every == 0 or step == steps:

@@ -1,0 +1,141 @@
+"""α of every draft on the target's own texts (the paper's Table 3), and the target's quality.
+
+  python -m experiments.alpha [--gin.alpha.tokens=10000]
+"""
+import os
+
+import gin
+import numpy as np
+from rich import progress
+
+from experiments import command
+from experiments import zoo as zoos
+from speculative.data import batching
+from speculative.decoding.autoregressive import autoregressive_decode
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.state import FinishReason
+from speculative.measure import alpha as measure
+from speculative.measure import quality
+from speculative.report import results
+from speculative.report import tables
+
+BATCH = 32
+LENGTHS = (16, 32, 64, 128)
+
+
+@gin.configurable
+def alpha(output_dir, dry_run=False):
+  """Measures, prints Table 3's form, writes results.jsonl."""
+  loaded = zoos.zoo(dry_run=dry_run)
+  if dry_run:
+    return
+  rows = measure_alphas(loaded)
+  os.makedirs(output_dir, exist_ok=True)
+  results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
+  print(tables.alpha_table(rows).to_text())
+  print(tables.quality_table(rows).to_text())
+
+
+@gin.configurable('alpha_settings')
+def measure_alphas(loaded, tokens=10000, temperatures=(0.0, 1.0), max_input_len=128, max_decode_len=128, seed=0):
+  """α and quality of all drafts on all tasks.
+
+  Args:
+    loaded: `packaged.Zoo`.
+    tokens: α is over at least this many tokens of the target's for each task and temperature; where the texts do not
+      suffice, over all of them (at temperature > 0 they are decoded again with other seeds).
+    temperatures: of target and draft.
+    max_input_len: texts of more tokens are left out.
+    max_decode_len: tokens a text at most.
+
+  Returns:
+    list of rows for results.jsonl.
+  """
+  rows = []
+  columns = (progress.TextColumn('{task.description}'), progress.BarColumn(), progress.TimeElapsedColumn())
+  with progress.Progress(*columns, transient=True) as bar:
+    step = bar.add_task('α', total=len(loaded.texts) * len(temperatures) * (1 + len(loaded.drafters(next(iter(loaded.texts))))))
+    for task in loaded.texts:
+      texts = short_texts(loaded, task, max_input_len)
+      for temperature in temperatures:
+        where = f'{task} at T = {temperature:g}'
+        bar.update(step, description=f'{where}: the target generates')
+        config = DecodeConfig(max_decode_len=max_decode_len, temperature=temperature)
+        groups, made = target_texts(loaded, texts, config, tokens, seed)
+        bar.advance(step)
+        rows.append(quality_row(loaded, task, temperature, made, seed))
+        for name, drafter in loaded.drafters(task).items():
+          bar.update(step, description=f'{where}: α of {name}')
+          a = measure.pool([measure.measure_alpha(loaded.target, drafter, inputs, result, config, seed).beta
+                            for inputs, result in groups])
+          rows.append(zoos.row('alpha', task, loaded, name, temperature, gamma=None, alpha=a.alpha,
+                               alpha_se=a.standard_error, tokens=a.tokens, seed=seed))
+          bar.advance(step)
+  return rows
+
+
+def short_texts(loaded, task, max_input_len):
+  """[(text, reference)] of a task whose inputs have at most max_input_len tokens with EOS."""
+  return [pair for pair in loaded.texts[task] if len(loaded.vocabulary.encode(pair[0])) < max_input_len]
+
+
+def target_texts(loaded, texts, config, tokens, seed):
+  """The target decodes until it has made `tokens` tokens.
+
+  Returns:
+    groups: [(inputs int32[B, S], DecodeResult of few lengths)], for α.
+    made: [(hypothesis, reference, finish reason)], one for each of the texts decoded.
+  """
+  vocabulary = loaded.vocabulary
+  order = np.random.default_rng(0).permutation(len(texts))
+  finished, made, total, again = [], [], 0, 0
+  while total < tokens and (again == 0 or np.any(np.asarray(config.temperature) > 0)):
+    for start in range(0, len(order), 8 * BATCH):
+      if total >= tokens:
+        break
+      # Texts of like length share a batch.
+      chunk = sorted(order[start:start + 8 * BATCH], key=lambda i: len(texts[i][0]))
+      for first in range(0, len(chunk), BATCH):
+        picked = chunk[first:first + BATCH]
+        filled = [*picked, *[picked[0]] * (BATCH - len(picked))]  # one batch size: one program
+        inputs = batching.encode_batch(vocabulary, [texts[i][0] for i in filled])
+        result = autoregressive_decode(loaded.target, inputs, config, seed + again, row_ids=np.array(filled))
+        for b, i in enumerate(picked):
+          ids = result.tokens[b, :result.lengths[b]]
+          finished.append((inputs[b], ids))
+          made.append((vocabulary.decode(ids), texts[i][1], FinishReason(result.finish_reason[b])))
+          total += len(ids)
+    again += 1
+  return list(_regroup(finished, vocabulary.pad_id)), made
+
+
+def _regroup(finished, pad_id):
+  """Batches of like output length, so that little padding is measured: [(inputs, Generated)]."""
+  finished = sorted(finished, key=lambda pair: len(pair[1]))
+  for first in range(0, len(finished), BATCH):
+    group = finished[first:first + BATCH]
+    group += [(group[0][0], group[0][1][:0])] * (BATCH - len(group))
+    lengths = np.array([len(ids) for _, ids in group], np.int32)
+    longest = max(lengths)
+    n = next((size for size in LENGTHS if size >= longest), longest)
+    tokens = np.full((BATCH, n), pad_id, np.int32)
+    width = max(len(row) for row, _ in group)
+    inputs = np.full((BATCH, width), pad_id, np.int32)
+    for b, (row, ids) in enumerate(group):
+      tokens[b, :len(ids)] = ids
+      inputs[b, :len(row)] = row
+    yield inputs, measure.Generated(tokens, lengths)
+
+
+def quality_row(loaded, task, temperature, made, seed):
+  """BLEU and chrF of a translation task, ROUGE of others; the share of texts that ran into the limit."""
+  hypotheses, references, reasons = zip(*made)
+  score = quality.bleu if task == 'ende' else quality.rouge
+  scores = {name: round(float(value), 2) for name, value in score(hypotheses, references, samples=200).items()}
+  limited = sum(reason == FinishReason.LENGTH for reason in reasons) / len(reasons)
+  return zoos.row('quality', task, loaded, None, temperature, gamma=None, texts=len(made), at_limit=round(limited, 4),
+                  seed=seed, **scores)
+
+
+if __name__ == '__main__':
+  command.main(alpha)

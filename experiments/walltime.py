@@ -1,0 +1,119 @@
+"""Wall time of speculative against plain decoding, side by side (the paper's Table 2).
+
+  python -m experiments.walltime [--gin.walltime_settings.prompts=16]
+
+γ is the best by theory, from α, c and v measured here.
+"""
+import os
+
+import gin
+import numpy as np
+from rich import progress
+
+from experiments import alpha as alphas
+from experiments import command
+from experiments import zoo as zoos
+from speculative import theory
+from speculative.data import batching
+from speculative.decoding.autoregressive import autoregressive_decode
+from speculative.decoding.config import DecodeConfig
+from speculative.decoding.speculative import speculative_decode
+from speculative.measure import walltime as measure
+from speculative.report import results
+from speculative.report import tables
+
+
+@gin.configurable
+def walltime(output_dir, dry_run=False, *, alpha_tokens=2000):
+  """Measures α on `alpha_tokens` tokens, then wall times; prints Table 2's form, writes results.jsonl."""
+  loaded = zoos.zoo(dry_run=dry_run)
+  if dry_run:
+    return
+  rows = alphas.measure_alphas(loaded, tokens=alpha_tokens)
+  rows += measure_walltimes(loaded, rows)
+  os.makedirs(output_dir, exist_ok=True)
+  results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
+  print(tables.walltime_table(rows).to_text())
+
+
+@gin.configurable('walltime_settings')
+def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.0, 1.0), gammas=(1, 3, 7, 10),
+                      max_gamma=10, max_input_len=64, max_decode_len=128, seed=0):
+  """Times every draft on every task at batch 1, beside plain decoding in the same process.
+
+  Args:
+    loaded: `packaged.Zoo`.
+    alpha_rows: rows of `alphas.measure_alphas`, for the choice of γ and the prediction.
+    prompts: texts of each task, decoded one at a time.
+    passes: timed passes over all of them, plain and speculative in turn; medians are reported.
+    temperatures: of target and draft.
+    gammas: γ at which a verification is timed; v is interpolated between them.
+    max_gamma: γ is chosen in 1 … max_gamma.
+    max_input_len: texts of more tokens are left out, so that one length bucket serves.
+    max_decode_len: tokens a text at most.
+
+  Returns:
+    list of rows for results.jsonl, plain decoding first (draft None).
+  """
+  alpha = {(r['task'], r['temperature'], r['draft']): r['alpha'] for r in alpha_rows if r['experiment'] == 'alpha'}
+  rows, steps = [], {}
+  columns = (progress.TextColumn('{task.description}'), progress.BarColumn(), progress.TimeElapsedColumn())
+  names = list(loaded.drafters(next(iter(loaded.texts))))
+  with progress.Progress(*columns, transient=True) as bar:
+    step = bar.add_task('wall time', total=len(loaded.texts) * len(temperatures) * (len(names) + 1) + len(names))
+    for task in loaded.texts:
+      texts = alphas.short_texts(loaded, task, max_input_len)
+      picked = [texts[i][0] for i in np.random.default_rng(1).permutation(len(texts))[:prompts]]
+      batches = [batching.encode_batch(loaded.vocabulary, [text], buckets=(max_input_len,)) for text in picked]
+      drafters = loaded.drafters(task)
+      for name, drafter in drafters.items():
+        if name not in steps:  # the same tables and models whatever the task
+          bar.update(step, description=f'steps of {name}')
+          steps[name] = measure.step_times(loaded.target, drafter, batches[0],
+                                           DecodeConfig(max_decode_len=max_decode_len), gammas)
+          bar.advance(step)
+      for temperature in temperatures:
+        bar.update(step, description=f'{task} at T = {temperature:g}')
+        rows += _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, passes, max_gamma,
+                              max_decode_len, seed, lambda: bar.advance(step))
+  return rows
+
+
+def _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, passes, max_gamma, max_decode_len, seed,
+                  advance):
+  """Plain decoding and every draft on one task at one temperature: list of rows."""
+  config = {name: DecodeConfig(
+      gamma=int(theory.best_gamma(alpha[task, temperature, name], steps[name].c, steps[name].v(max_gamma), max_gamma)),
+      max_decode_len=max_decode_len, temperature=temperature) for name in drafters}
+  plain = DecodeConfig(max_decode_len=max_decode_len, temperature=temperature)
+  last = {}
+
+  def decode(name):
+    """Decodes every prompt by itself; the number of tokens made."""
+    made = [autoregressive_decode(loaded.target, batch, plain, seed, [b]) if name is None else
+            speculative_decode(loaded.target, drafters[name], batch, config[name], seed, [b])
+            for b, batch in enumerate(batches)]
+    last[name] = made
+    return sum(int(result.lengths[0]) for result in made)
+
+  runs = {name: (lambda name=name: decode(name)) for name in (None, *drafters)}
+  times = measure.time_side_by_side(runs, passes, advance)
+  rows = [zoos.row('walltime', task, loaded, None, temperature, gamma=None, ms_per_token=1e3 * times[None][0],
+                   tokens=times[None][1], seed=seed)]
+  for name in drafters:
+    gamma, c, v = config[name].gamma, steps[name].c, steps[name].v(max_gamma)
+    a = alpha[task, temperature, name]
+    total = {key: sum(int(getattr(result, key)[0]) for result in last[name])
+             for key in ('lengths', 'rounds', 'accepted', 'tested')}
+    rows.append(zoos.row(
+        'walltime', task, loaded, name, temperature, gamma=gamma, alpha=a,
+        accepted_over_tested=total['accepted'] / max(total['tested'], 1),
+        tokens_per_round=total['lengths'] / total['rounds'], c=c, v=v[gamma],
+        speedup_expected=float(theory.speedup(a, gamma, c)), speedup_expected_v=float(theory.speedup(a, gamma, c, v[gamma])),
+        speedup_measured=times[None][0] / times[name][0], ms_per_token=1e3 * times[name][0], tokens=times[name][1],
+        seed=seed))
+  return rows
+
+
+if __name__ == '__main__':
+  command.main(walltime)

@@ -1,0 +1,98 @@
+"""α as the paper measures it (section 4.2): the mean of Σ min(p, q) over tokens that the target generates."""
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from speculative import algorithm
+from speculative.decoding.targets import Drafter
+from speculative.decoding.targets import Target
+from speculative.drafters.base import as_drafter
+
+
+class Alpha(NamedTuple):
+  """An estimate of α.
+
+  Attributes:
+    alpha: mean of β over all tokens.
+    standard_error: of that mean, texts (not tokens, which hang together) being the independent units.
+    tokens: how many tokens it is over.
+    beta: float32[B, N], each token's β = Σ min(p, q); NaN beyond a row's end.
+  """
+  alpha: float
+  standard_error: float
+  tokens: int
+  beta: np.ndarray
+
+
+class Generated(NamedTuple):
+  """The target's texts: tokens int32[B, N], lengths int32[B]. A `DecodeResult` serves too."""
+  tokens: np.ndarray
+  lengths: np.ndarray
+
+
+def measure_alpha(target, drafter, inputs, generated, config, seed=0):
+  """Σ min(p, q) at every prefix of the target's own texts.
+
+  Args:
+    target, drafter: as for `speculative_decode`.
+    inputs: int32[B, S].
+    generated: the target's own texts for these inputs under `config`: `DecodeResult` or `Generated`.
+    config: `DecodeConfig`: p and q get its adjustments.
+    seed: for drafters that need to draw in order to tell q.
+
+  Returns:
+    `Alpha`.
+  """
+  drafter = as_drafter(drafter)
+  inputs = jnp.asarray(inputs)
+  program = Target.of(target), Drafter.of(drafter), config.filtered
+  rows = config.rows(inputs.shape[0])
+  beta = np.array(_betas(program, (target.params, drafter.params), inputs, jnp.asarray(generated.tokens), rows, seed))
+  beta[np.arange(beta.shape[1]) >= generated.lengths[:, None]] = np.nan
+  return pool([beta])
+
+
+def pool(betas):
+  """One `Alpha` of several arrays of β, each [B, N]."""
+  width = max(b.shape[1] for b in betas)
+  beta = np.concatenate([np.pad(b, ((0, 0), (0, width - b.shape[1])), constant_values=np.nan) for b in betas])
+  beta = beta[np.any(np.isfinite(beta), axis=1)]
+  count = np.sum(np.isfinite(beta), axis=1)
+  total = np.nansum(beta, axis=1)
+  alpha = total.sum() / count.sum()
+  # The variance of a ratio of sums over independent texts.
+  n = len(beta)
+  variance = np.sum(np.square(total - alpha * count)) * n / max(n - 1, 1) / count.sum()**2
+  return Alpha(float(alpha), float(np.sqrt(variance)), int(count.sum()), beta)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _betas(program, params, inputs, tokens, rows, seed):
+  """β at each of the tokens int32[B, N]: float32[B, N]."""
+  target, drafter, filtered = program
+  batch, n = tokens.shape
+  start, first = target.start(inputs)
+  committed = jnp.concatenate([start[:, None], tokens], axis=1)
+  # p at all prefixes in one call.
+  logits, _ = target.extend(params[0], target.prefill(params[0], inputs, n + 1), committed[:, :n], first)
+
+  def adjust(logits, emitted):
+    return rows.adjust(target, filtered, logits, emitted).probs
+
+  def one(state, i):
+    """One draft from the first i + 1 committed tokens: only its q matters."""
+    u = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), i), (batch, 2))
+
+    def sample(logits, _):
+      q = adjust(logits, jnp.full(batch, i))
+      return algorithm.draw(q, u), q
+    known = jnp.where(jnp.arange(n + 1) <= i, committed, target.pad_id)
+    _, q, state = drafter.draft(params[1], state, known, jnp.full(batch, i + 1), 1, sample)
+    p = adjust(jax.lax.dynamic_index_in_dim(logits, i, 1, keepdims=False), jnp.full(batch, i))
+    return state, jnp.sum(jnp.minimum(p, q[:, 0]), axis=-1)
+
+  state = drafter.prefill(params[1], inputs, n + 2)
+  return jax.lax.scan(one, state, jnp.arange(n))[1].T

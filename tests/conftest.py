@@ -1,0 +1,24 @@
+"""Fixtures that several test files share."""
+import jax
+import pytest
+
+from speculative.models import model
+from speculative.models import t5
+
+TINY = t5.T5Config(vocab_size=64, d_model=32, d_ff=48, num_heads=2, d_kv=8, num_encoder_layers=1, num_decoder_layers=2,
+                   eos_id=-1)
+
+
+@pytest.fixture(scope='session')
+def tiny():
+  """A random T5 without an EOS."""
+  return model.Model(TINY, t5.init_params(TINY, jax.random.key(0)))
+
+
+@pytest.fixture(scope='session')
+def tiny_draft(tiny):
+  """The same with noise on every weight: it is often, not always, of the target's opinion."""
+  leaves, tree = jax.tree.flatten(tiny.params)
+  keys = jax.random.split(jax.random.key(1), len(leaves))
+  noisy = [a + .25 * jax.numpy.std(a) * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys)]
+  return model.Model(TINY, jax.tree.unflatten(tree, noisy))

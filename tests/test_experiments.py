@@ -1,0 +1,58 @@
+"""The experiments' command lines: configuration errors in one line, generate and its trace."""
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def run(*arguments, text=None):
+  return subprocess.run([sys.executable, '-m', *arguments], cwd=ROOT, capture_output=True, text=True, input=text,
+                        env=os.environ | {'JAX_PLATFORMS': 'cpu'}, check=False)
+
+
+@pytest.mark.parametrize('binding,named', [
+    ('--gin.alpha_settings.tokenz=3', 'tokenz'),
+    ('--gin.no_such_thing.x=3', 'no_such_thing'),
+    ('--gin.alpha_settings.tokens', 'NAME=VALUE'),
+    ('--gin_file=configs/runs/missing.gin', 'missing.gin'),
+    ("--gin.zoo.target='nowhere'", 'zoo.drafts'),
+    ('stray', 'stray')])
+def test_a_mistake_in_the_configuration_is_one_line(binding, named):
+  result = run('experiments.reproduce', binding)
+  assert result.returncode == 1
+  assert named in result.stderr
+  assert result.stderr.startswith('error: ') and len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize('file', sorted(
+    name for name in os.listdir(os.path.join(ROOT, 'configs', 'runs')) if name.startswith('reproduce')))
+def test_dry_run(file, tmp_path):
+  result = run('experiments.reproduce', f'--gin_file=configs/runs/{file}', '--dry_run', f'--output_dir={tmp_path}/out')
+  assert result.returncode == 0, result.stderr
+  assert 'alpha_settings' in result.stdout
+  assert not os.path.exists(f'{tmp_path}/out')
+
+
+def test_generate_shows_rounds_and_speed():
+  result = run('experiments.generate', '--trace', '--gin.generate.passes=1',
+               'translate English to German: A small text editor')
+  assert result.returncode == 0, result.stderr
+  assert 'accepted' in result.stdout and 'replaced' in result.stdout
+  assert 'tokens/s against' in result.stderr
+
+
+@pytest.mark.parametrize('arguments,named', [
+    (['--gin.generate.gamma=0', 'text'], 'gamma = 0'),
+    (['--gin.generate.temperature=-1', 'text'], 'temperature = -1'),
+    (['--gin.generate.top_p=0.0', 'text'], 'top_p = 0.0'),
+    (["--gin.generate.draft='huge'", 'text'], "'huge'"),
+    (['--file=no/such/file'], 'no/such/file'),
+    ([''], 'text 0 is empty')])
+def test_generate_refuses_bad_input(arguments, named):
+  result = run('experiments.generate', *arguments)
+  assert result.returncode == 1
+  assert named in result.stderr
+  assert len(result.stderr.strip().splitlines()) == 1, result.stderr

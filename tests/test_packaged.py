@@ -1,0 +1,98 @@
+"""The packaged trio: exactness on all of its texts, and what the issue asks of it."""
+import os
+
+import numpy as np
+import pytest
+
+import speculative
+from speculative.data import batching
+from speculative.data import packaged
+
+# Where float32 rounding may choose: the top two logits closer than this.
+NEAR_TIE = 1e-4
+
+
+@pytest.fixture(scope='module')
+def zoo():
+  return speculative.load_pretrained('float32')
+
+
+def batches(zoo, task, size=64):
+  texts = sorted((text for text, _ in zoo.texts[task]), key=len)
+  for i in range(0, len(texts), size):
+    yield batching.encode_batch(zoo.vocabulary, (texts[i:i + size] + texts[:size])[:size])
+
+
+@pytest.mark.parametrize('task', packaged.TASKS)
+def test_greedy_tokens_equal_autoregressive_on_all_texts(zoo, task):
+  """Invariant 9: at T = 0 in float32 not one token differs, but for near-ties, which are counted."""
+  config = speculative.DecodeConfig(gamma=5, max_decode_len=64)
+  near_ties = total = 0
+  for inputs in batches(zoo, task):
+    plain = speculative.autoregressive_decode(zoo.target, inputs, config)
+    fast = speculative.speculative_decode(zoo.target, zoo.drafts['small'], inputs, config)
+    total += plain.lengths.sum()
+    assert plain.tokens.max() < zoo.vocabulary.vocab_size
+    for b in np.flatnonzero((plain.tokens != fast.tokens).any(axis=1)):
+      i = np.flatnonzero(plain.tokens[b] != fast.tokens[b])[0]
+      assert abs(plain.log_probs[b, i] - fast.log_probs[b, i]) < NEAR_TIE, (task, inputs[b], i)
+      near_ties += 1
+  assert total > 10000
+  assert near_ties == 0
+
+
+def test_every_text_ends_or_meets_the_limit(zoo):
+  inputs = next(batches(zoo, 'ende', 8))
+  result = speculative.speculative_decode(zoo.target, zoo.drafts['base'], inputs,
+                                          speculative.DecodeConfig(gamma=3, max_decode_len=40))
+  for row, n, reason in zip(result.tokens, result.lengths, result.finish_reason):
+    assert (row[n:] == 0).all()
+    assert (reason == speculative.FinishReason.EOS) == (row[n - 1] == 1)
+
+
+def test_target_as_its_own_draft_accepts_everything(zoo):
+  inputs = next(batches(zoo, 'ende', 4))
+  config = speculative.DecodeConfig(gamma=4, max_decode_len=32)
+  result = speculative.speculative_decode(zoo.target, zoo.target, inputs, config)
+  assert (result.accepted == result.tested).all()
+  assert (result.rounds == -(-result.lengths // 5)).all()
+
+
+def test_package_is_whole(zoo):
+  weights = sum(os.path.getsize(os.path.join(packaged.FOLDER, name, 'model.safetensors'))
+                for name in ('target', 'draft_small', 'draft_base'))
+  assert weights <= 48e6
+  assert all(len(zoo.texts[task]) >= 300 for task in packaged.TASKS)
+  assert list(zoo.drafts) == ['small', 'base']
+  assert zoo.target.vocab_size == 4000 < zoo.target.config.vocab_size == 4096
+
+
+@pytest.mark.parametrize('name,limits', [
+    ('target', (1024, 1024, 2816, 24)), ('draft_small', (512, 384, 1024, 8)), ('draft_base', (512, 384, 1024, 8))])
+def test_models_fit_inside_t5_shapes(zoo, name, limits):
+  """The target inside T5-large and each draft inside T5-small: a later issue widens them."""
+  c = (zoo.target if name == 'target' else zoo.drafts[name.removeprefix('draft_')]).config
+  sizes = c.d_model, c.num_heads * c.d_kv, c.d_ff, max(c.num_encoder_layers, c.num_decoder_layers)
+  assert all(size <= limit for size, limit in zip(sizes, limits))
+
+
+def test_generate_round_trip(zoo):
+  texts = [text for text, _ in zoo.texts['ende'][:3]]
+  config = speculative.DecodeConfig(gamma=3, max_decode_len=48)
+  plain = speculative.generate(zoo.target, None, texts, config)
+  assert plain == speculative.generate(zoo.target, zoo.drafts['small'], texts, config)
+  assert plain == speculative.generate(zoo.target, zoo.drafters('ende')['bigram'], texts, config)
+  assert all(isinstance(text, str) and text for text in plain)
+
+
+@pytest.mark.parametrize('texts,message', [
+    ([''], 'text 0 is empty'), (['fine', '  '], 'text 1 is empty'), ('a string', 'list'), ([], 'no texts'),
+    (['word ' * 2000], 'limit')])
+def test_bad_texts(zoo, texts, message):
+  with pytest.raises(ValueError, match=message):
+    speculative.generate(zoo.target, zoo.drafts['small'], texts)
+
+
+def test_other_vocabulary_is_refused(zoo):
+  with pytest.raises(ValueError, match='do not fit: vocab_size'):
+    speculative.generate(zoo.target, speculative.Model(zoo.drafts['small'].config, None), ['text'])
