@@ -56,7 +56,7 @@ def test_residual_makes_up_for_what_acceptance_takes(v):
   """No randomness: Σ_x q(x) [accepted x, or rejected and replaced from the weights] is p, for 200 random pairs."""
   rng = np.random.default_rng(v)
   p, q = rng.dirichlet(np.full(v, .5), (2, 200))
-  q[:20] *= rng.random(q[:20].shape) < .6
+  q[:20] *= (rng.random(q[:20].shape) < .6) | (q[:20] == q[:20].max(axis=1, keepdims=True))  # zeros, never all
   q /= q.sum(axis=1, keepdims=True)
   # r just under 1 rejects wherever anything does.
   x = np.argmax(q / p, axis=1)[:, None].astype(np.int32)
