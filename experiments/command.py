@@ -48,6 +48,9 @@ def main(experiment, positional=None):
     more = {positional: argv[1:]} if positional else {}
     if len(argv) > 1 and not positional:
       sys.exit(f'error: unexpected argument {argv[1]!r}')
+    for path in FLAGS.gin_file:
+      if not os.path.isfile(path):
+        sys.exit(f'error: --gin_file={path}: no such file')
     try:
       gin.parse_config_files_and_bindings(FLAGS.gin_file, bindings)
     except (ValueError, OSError, SyntaxError) as e:
