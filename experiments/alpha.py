@@ -89,12 +89,13 @@ def target_texts(loaded, texts, config, tokens, seed):
   vocabulary = loaded.vocabulary
   order = np.random.default_rng(0).permutation(len(texts))
   finished, made, total, again = [], [], 0, 0
+  size = BATCH * min(8, 1 + tokens // 1000)  # whole chunks are decoded, so that short texts are not preferred
   while total < tokens and (again == 0 or np.any(np.asarray(config.temperature) > 0)):
-    for start in range(0, len(order), 8 * BATCH):
+    for start in range(0, len(order), size):
       if total >= tokens:
         break
       # Texts of like length share a batch.
-      chunk = sorted(order[start:start + 8 * BATCH], key=lambda i: len(texts[i][0]))
+      chunk = sorted(order[start:start + size], key=lambda i: len(texts[i][0]))
       for first in range(0, len(chunk), BATCH):
         picked = chunk[first:first + BATCH]
         filled = [*picked, *[picked[0]] * (BATCH - len(picked))]  # one batch size: one program
