@@ -22,7 +22,7 @@ def verify(p, q, x, r, lenience=1.0):
   Returns:
     n: int32[B], the number of accepted drafts.
     weights: [B, V], not normalised: the next token's distribution, p_{n+1} − q_{n+1} where positive after a
-      rejection and p_{γ+1} after none. Its sum is not finite if p or q was not.
+      rejection and p_{γ+1} after none.
 
   Example: p = [.1, .6, .3] and q = [.5, .3, .2]: token 0 is accepted with probability .2, tokens 1 and 2 always; a
   rejection, always of token 0, is replaced from [0, .3, .1], so that token 1 has probability .3 + .4 · .75 = .6.

@@ -43,9 +43,10 @@ def adjust(logits, temperature, top_k=0, top_p=1.0, filtered=True):
   soft = weights / jnp.sum(weights, axis=-1, keepdims=True)
   if filtered:
     soft = jnp.where(greedy, soft, _filter(soft, top_k, top_p))
-  best = first_true(logits == peak)
-  one_hot = jnp.where(jnp.isnan(soft), soft, jnp.arange(logits.shape[-1]) == best[..., None])
-  return Distribution(jnp.where(greedy, one_hot, soft), soft)
+  one_hot = jnp.arange(logits.shape[-1]) == first_true(logits == peak)[..., None]
+  # Compared, not computed: vectorised maxima and exponentials need not let a NaN through.
+  valid = jnp.all(logits < jnp.inf, axis=-1, keepdims=True) & jnp.any(logits > -jnp.inf, axis=-1, keepdims=True)
+  return Distribution(*(jnp.where(valid, a, jnp.nan) for a in (jnp.where(greedy, one_hot, soft), soft)))
 
 
 def first_true(condition):

@@ -123,10 +123,12 @@ def _round(program, params, settings, s):
   # Accept: n drafts, then one token more.
   accepted = algorithm.accept(p, q, x, r, settings.lenience)
   accepted = jnp.where(greedy_lenience(settings)[:, None], lenient_argmax(soft, x, settings.lenience), accepted)
-  n = algorithm.accepted_length(accepted)
+  # A distribution that is not finite is NaN in every entry. What was accepted before it stands, the row ends there.
+  bad = jnp.isnan(p[..., 0]) | jnp.pad(jnp.isnan(q[..., 0]), ((0, 0), (0, 1)))
+  n = algorithm.accepted_length(accepted & ~bad[:, :-1])
+  broken = jnp.take_along_axis(bad, n[:, None], axis=1)[:, 0]
   weights = algorithm.replacement(p, q, n)
   t = algorithm.draw(weights, u_last)
-  broken = ~jnp.isfinite(jnp.sum(weights, axis=-1))  # NaN in p or q: what was accepted before it stands
 
   # Commit: x_1 … x_n, t, cut behind an EOS and at the limit.
   j = jnp.arange(gamma + 1)
