@@ -20,7 +20,7 @@ from speculative.report import results
 from speculative.report import tables
 
 BATCH = 32
-LENGTHS = (16, 32, 64, 128)
+LENGTHS = (32, 128)  # of outputs; each is a program for every draft
 
 
 @gin.configurable
@@ -61,16 +61,22 @@ def measure_alphas(loaded, tokens=10000, temperatures=(0.0, 1.0), max_input_len=
         where = f'{task} at T = {temperature:g}'
         bar.update(step, description=f'{where}: the target generates')
         config = DecodeConfig(max_decode_len=max_decode_len, temperature=temperature)
-        groups, made = target_texts(loaded, texts, config, tokens, seed)
+        groups, made = target_texts(loaded, texts, config, tokens, seed, max_input_len)
         bar.advance(step)
         rows.append(quality_row(loaded, task, temperature, made, seed))
-        for name, drafter in loaded.drafters(task).items():
-          bar.update(step, description=f'{where}: α of {name}')
-          a = measure.pool([measure.measure_alpha(loaded.target, drafter, inputs, result, config, seed).beta
-                            for inputs, result in groups])
+        drafters = loaded.drafters(task)
+        bar.update(step, description=f'{where}: α of {", ".join(drafters)}')
+        betas = {name: [] for name in drafters}
+        for inputs, texts_made in groups:
+          probs = measure.target_probs(loaded.target, inputs, texts_made, config)
+          for name, drafter in drafters.items():
+            betas[name].append(
+                measure.measure_alpha(loaded.target, drafter, inputs, texts_made, config, seed, probs).beta)
+          bar.advance(step, len(drafters) / len(groups))
+        for name in drafters:
+          a = measure.pool(betas[name])
           rows.append(zoos.row('alpha', task, loaded, name, temperature, gamma=None, alpha=a.alpha,
                                alpha_se=a.standard_error, tokens=a.tokens, seed=seed))
-          bar.advance(step)
   return rows
 
 
@@ -79,7 +85,7 @@ def short_texts(loaded, task, max_input_len):
   return [pair for pair in loaded.texts[task] if len(loaded.vocabulary.encode(pair[0])) < max_input_len]
 
 
-def target_texts(loaded, texts, config, tokens, seed):
+def target_texts(loaded, texts, config, tokens, seed, max_input_len):
   """The target decodes until it has made `tokens` tokens.
 
   Returns:
@@ -89,7 +95,7 @@ def target_texts(loaded, texts, config, tokens, seed):
   vocabulary = loaded.vocabulary
   order = np.random.default_rng(0).permutation(len(texts))
   finished, made, total, again = [], [], 0, 0
-  size = BATCH * min(8, 1 + tokens // 1000)  # whole chunks are decoded, so that short texts are not preferred
+  size = BATCH * min(4, 1 + tokens // 1000)  # whole chunks are decoded, so that short texts are not preferred
   while total < tokens and (again == 0 or np.any(np.asarray(config.temperature) > 0)):
     for start in range(0, len(order), size):
       if total >= tokens:
@@ -107,11 +113,12 @@ def target_texts(loaded, texts, config, tokens, seed):
           made.append((vocabulary.decode(ids), texts[i][1], FinishReason(result.finish_reason[b])))
           total += len(ids)
     again += 1
-  return list(_regroup(finished, vocabulary.pad_id)), made
+  return _regroup(finished, vocabulary.pad_id, max_input_len), made
 
 
-def _regroup(finished, pad_id):
-  """Batches of like output length, so that little padding is measured: [(inputs, Generated)]."""
+def _regroup(finished, pad_id, width):
+  """Batches of like output length, so that little padding is measured: [(inputs int32[B, width], Generated)]."""
+  groups = []
   finished = sorted(finished, key=lambda pair: len(pair[1]))
   for first in range(0, len(finished), BATCH):
     group = finished[first:first + BATCH]
@@ -120,12 +127,12 @@ def _regroup(finished, pad_id):
     longest = max(lengths)
     n = next((size for size in LENGTHS if size >= longest), longest)
     tokens = np.full((BATCH, n), pad_id, np.int32)
-    width = max(len(row) for row, _ in group)
     inputs = np.full((BATCH, width), pad_id, np.int32)
     for b, (row, ids) in enumerate(group):
       tokens[b, :len(ids)] = ids
       inputs[b, :len(row)] = row
-    yield inputs, measure.Generated(tokens, lengths)
+    groups.append((inputs, measure.Generated(tokens, lengths)))
+  return groups
 
 
 def quality_row(loaded, task, temperature, made, seed):

@@ -66,12 +66,11 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
       picked = [texts[i][0] for i in np.random.default_rng(1).permutation(len(texts))[:prompts]]
       batches = [batching.encode_batch(loaded.vocabulary, [text], buckets=(max_input_len,)) for text in picked]
       drafters = loaded.drafters(task)
-      for name, drafter in drafters.items():
-        if name not in steps:  # the same tables and models whatever the task
-          bar.update(step, description=f'steps of {name}')
-          steps[name] = measure.step_times(loaded.target, drafter, batches[0],
-                                           DecodeConfig(max_decode_len=max_decode_len), gammas)
-          bar.advance(step)
+      if not steps:  # the models, and tables of the same size, whatever the task
+        bar.update(step, description='single steps')
+        steps = measure.step_times(loaded.target, drafters, batches[0], DecodeConfig(max_decode_len=max_decode_len),
+                                   gammas)
+        bar.advance(step, len(names))
       for temperature in temperatures:
         bar.update(step, description=f'{task} at T = {temperature:g}')
         rows += _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, passes, max_gamma,

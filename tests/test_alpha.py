@@ -89,7 +89,8 @@ def test_side_by_side_times_leave_the_compiling_call_out():
 
 def test_step_times(tiny, tiny_draft):
   """c and v come from real steps: finite, positive, v interpolated between the γ that were timed, v(0) = 1."""
-  times = walltime.step_times(tiny, tiny_draft, np.full((1, 8), 5), DecodeConfig(max_decode_len=32), (1, 3), 8, 3)
+  times = walltime.step_times(tiny, {'draft': tiny_draft}, np.full((1, 8), 5), DecodeConfig(max_decode_len=32), (1, 3),
+                              8, 3)['draft']
   v = times.v(3)
   assert v[0] == 1 and len(v) == 4
   np.testing.assert_allclose(v[2], (v[1] + v[3]) / 2)

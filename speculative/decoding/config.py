@@ -50,8 +50,8 @@ class DecodeConfig:
     """`RowSettings` with every array [batch]. Raises ValueError naming an array of another shape."""
     return RowSettings(**{
         name: per_row(name, getattr(self, name), batch, dtype) for name, dtype in
-        (('temperature', jnp.float32), ('top_k', jnp.int32), ('top_p', jnp.float32), ('lenience', jnp.float32),
-         ('min_decode_len', jnp.int32))})
+        (('temperature', np.float32), ('top_k', np.int32), ('top_p', np.float32), ('lenience', np.float32),
+         ('min_decode_len', np.int32))})
 
 
 class RowSettings(NamedTuple):
@@ -88,7 +88,7 @@ def per_row(name, value, batch, dtype):
   value = np.asarray(value)
   if value.shape not in ((), (batch,)):
     raise ValueError(f'{name} has shape {value.shape}: give a number, or one entry for each of the {batch} rows')
-  return jnp.broadcast_to(jnp.asarray(value, dtype), (batch,))
+  return np.broadcast_to(value.astype(dtype), (batch,))
 
 
 def _check_integer(name, value, least):

@@ -33,7 +33,7 @@ class Generated(NamedTuple):
   lengths: np.ndarray
 
 
-def measure_alpha(target, drafter, inputs, generated, config, seed=0):
+def measure_alpha(target, drafter, inputs, generated, config, seed=0, probs=None):
   """Σ min(p, q) at every prefix of the target's own texts.
 
   Args:
@@ -42,17 +42,25 @@ def measure_alpha(target, drafter, inputs, generated, config, seed=0):
     generated: the target's own texts for these inputs under `config`: `DecodeResult` or `Generated`.
     config: `DecodeConfig`: p and q get its adjustments.
     seed: for drafters that need to draw in order to tell q.
+    probs: `target_probs` of the same arguments, to share among drafters; None: computed here.
 
   Returns:
     `Alpha`.
   """
   drafter = as_drafter(drafter)
-  inputs = jnp.asarray(inputs)
-  program = Target.of(target), Drafter.of(drafter), config.filtered
-  rows = config.rows(inputs.shape[0])
-  beta = np.array(_betas(program, (target.params, drafter.params), inputs, jnp.asarray(generated.tokens), rows, seed))
+  if probs is None:
+    probs = target_probs(target, inputs, generated, config)
+  rows = config.rows(len(inputs))
+  beta = np.array(_betas((Target.of(target), Drafter.of(drafter), config.filtered), drafter.params, np.asarray(inputs),
+                         np.asarray(generated.tokens), rows, seed, probs))
   beta[np.arange(beta.shape[1]) >= generated.lengths[:, None]] = np.nan
   return pool([beta])
+
+
+def target_probs(target, inputs, generated, config):
+  """The target's p at every prefix of its texts, in one call: float32[B, N, V], on the device."""
+  return _target_probs((Target.of(target), config.filtered), target.params, np.asarray(inputs),
+                       np.asarray(generated.tokens), config.rows(len(inputs)))
 
 
 def pool(betas):
@@ -70,29 +78,32 @@ def pool(betas):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _betas(program, params, inputs, tokens, rows, seed):
+def _target_probs(program, params, inputs, tokens, rows):
+  target, filtered = program
+  batch, n = tokens.shape
+  start, first = target.start(inputs)
+  fed = jnp.concatenate([start[:, None], tokens[:, :-1]], axis=1)
+  logits, _ = target.extend(params, target.prefill(params, inputs, n), fed, first)
+  return rows.adjust(target, filtered, logits, jnp.broadcast_to(jnp.arange(n), (batch, n))).probs
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _betas(program, params, inputs, tokens, rows, seed, probs):
   """β at each of the tokens int32[B, N]: float32[B, N]."""
   target, drafter, filtered = program
   batch, n = tokens.shape
-  start, first = target.start(inputs)
-  committed = jnp.concatenate([start[:, None], tokens], axis=1)
-  # p at all prefixes in one call.
-  logits, _ = target.extend(params[0], target.prefill(params[0], inputs, n + 1), committed[:, :n], first)
-
-  def adjust(logits, emitted):
-    return rows.adjust(target, filtered, logits, emitted).probs
+  committed = jnp.concatenate([target.start(inputs)[0][:, None], tokens], axis=1)
 
   def one(state, i):
     """One draft from the first i + 1 committed tokens: only its q matters."""
     u = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), i), (batch, 2))
 
     def sample(logits, _):
-      q = adjust(logits, jnp.full(batch, i))
+      q = rows.adjust(target, filtered, logits, jnp.full(batch, i)).probs
       return algorithm.draw(q, u), q
     known = jnp.where(jnp.arange(n + 1) <= i, committed, target.pad_id)
-    _, q, state = drafter.draft(params[1], state, known, jnp.full(batch, i + 1), 1, sample)
-    p = adjust(jax.lax.dynamic_index_in_dim(logits, i, 1, keepdims=False), jnp.full(batch, i))
+    _, q, state = drafter.draft(params, state, known, jnp.full(batch, i + 1), 1, sample)
+    p = jax.lax.dynamic_index_in_dim(probs, i, 1, keepdims=False)
     return state, jnp.sum(jnp.minimum(p, q[:, 0]), axis=-1)
 
-  state = drafter.prefill(params[1], inputs, n + 2)
-  return jax.lax.scan(one, state, jnp.arange(n))[1].T
+  return jax.lax.scan(one, drafter.prefill(params, inputs, n + 2), jnp.arange(n))[1].T

@@ -63,86 +63,89 @@ class StepTimes:
     return list(np.interp(range(max_gamma + 1), sorted(known), [known[g] / self.target for g in sorted(known)]))
 
 
-def step_times(target, drafter, inputs, config=DecodeConfig(), gammas=(1, 3, 7), steps=64, passes=7):
-  """Measures `StepTimes` in loops of `steps` steps on the device, compilation apart; medians of `passes`.
+def step_times(target, drafters, inputs, config=DecodeConfig(), gammas=(1, 3, 7), steps=48, passes=7):
+  """Measures `StepTimes` in loops on the device, compilation apart; medians of `passes`.
 
   Args:
-    target, drafter: as for `speculative_decode`.
+    target: as for `speculative_decode`.
+    drafters: {name: drafter}.
     inputs: int32[B, S].
     config: temperature and filters are used; the caches are as large as max_decode_len wants them, half full.
-    gammas: γ of the verification calls to time, the first also for drafting.
+    gammas: γ of the verification calls to time; the largest is also what drafts are timed at.
+    steps: of the shorter loop; a longer one of twice as many is timed beside it, and a step is the difference.
+
+  Returns:
+    {name: StepTimes}, with the target's times shared.
   """
-  drafter = as_drafter(drafter)
-  static = Target.of(target), Drafter.of(drafter)
-  inputs = jnp.asarray(inputs)
-  rows = config.rows(inputs.shape[0])
-  params = target.params, drafter.params
-  n = config.max_decode_len
-  state = _step_state(static, params, inputs, n, max(gammas))
+  inputs = np.asarray(inputs)
+  rows = config.rows(len(inputs))
+  room = config.max_decode_len + max(gammas) + 1
+  middle = np.full(len(inputs), config.max_decode_len // 2 + 1, np.int32)
+  tokens = np.full((len(inputs), room + 1), target.eos_id + 1, np.int32)
 
-  def measure(kind, gamma):
-    """Seconds of one step: the median difference between a longer and a shorter loop, per extra step."""
-    run = functools.partial(_loop, static, kind, gamma, config.filtered, params, rows, state)
-
+  def measure(loop, state, *params):
+    """Median seconds of one step."""
     def once(count):
       start = time.perf_counter()
-      jax.block_until_ready(run(np.int32(count)))
+      jax.block_until_ready(loop(*params, rows, state, tokens, middle, np.int32(count)))
       return time.perf_counter() - start
     once(1)
     return statistics.median((once(2 * steps) - once(steps)) / steps for _ in range(passes))
 
-  draft_gamma = max(gammas)
-  verify = {gamma: measure('verify', gamma) for gamma in gammas}
-  return StepTimes(measure('verify', 0), measure('draft', draft_gamma) / draft_gamma, verify)
+  static = Target.of(target)
+  cache = jax.jit(static.prefill, static_argnums=2)(target.params, inputs, room)
+  verify = {gamma: measure(functools.partial(_verify_loop, static, gamma, config.filtered), cache, target.params)
+            for gamma in (0, *gammas)}
+  times = {}
+  for name, drafter in drafters.items():
+    drafter = as_drafter(drafter)
+    state = jax.jit(drafter.prefill, static_argnums=2)(drafter.params, inputs, room)
+    loop = functools.partial(_draft_loop, static, Drafter.of(drafter), max(gammas), config.filtered)
+    times[name] = StepTimes(verify[0], measure(loop, state, drafter.params) / max(gammas),
+                            {gamma: verify[gamma] for gamma in gammas})
+  return times
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3, 4))
-def _step_state(static, params, inputs, n, gamma):
-  """(target cache, drafter state, tokens, lengths) in the middle of a decode."""
-  target, drafter = static
-  batch, room = inputs.shape[0], n + gamma + 1
-  tokens = jnp.full((batch, room + 1), target.eos_id + 1, jnp.int32)
-  return (target.prefill(params[0], inputs, room), drafter.prefill(params[1], inputs, room), tokens,
-          jnp.full(batch, n // 2 + 1, jnp.int32))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _loop(static, kind, gamma, filtered, params, rows, state, count):
-  """`count` (traced) steps of one kind; each depends on the one before through the tokens."""
-  target, drafter = static
-  cache, draft_state, tokens, lengths = state
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, count):
+  """`count` (traced) rounds without their drafts, each depending on the one before; γ = 0: steps of plain decoding."""
   batch = tokens.shape[0]
-  keys = jax.vmap(jax.random.key)(jnp.arange(batch, dtype=jnp.uint32))
 
-  def uniform(i, size):
-    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (size,)))(keys)
-
-  def adjust(logits):
-    return rows.adjust(target, filtered, logits, jnp.broadcast_to(lengths[:, None], logits.shape[:-1]))
-
-  def draft(i, carry):
-    token, draft_state = carry
-    u = uniform(i, 2 * gamma).reshape(batch, gamma, 2)
-
-    def sample(logits, j):
-      q = adjust(logits[:, None]).probs[:, 0]
-      return algorithm.draw(q, u[:, j]), q
-    x, _, draft_state = drafter.draft(params[1], draft_state, tokens.at[:, n_last].set(token), lengths, gamma, sample)
-    return x[:, -1], draft_state
-
-  def verify(i, carry):
+  def step(i, carry):
     block, cache = carry
-    logits, cache = target.extend(params[0], cache, block, lengths - 1)
-    p = adjust(logits).probs
-    u = uniform(i, gamma + 2)
+    logits, cache = target.extend(params, cache, block, lengths - 1)
+    p = rows.adjust(target, filtered, logits, jnp.broadcast_to(lengths[:, None], logits.shape[:-1])).probs
+    u = _uniform(batch, i, gamma + 2)
     if gamma:
       n, weights = algorithm.verify(p, p[:, 1:], block[:, 1:], u[:, 2:])
     else:
       n, weights = 0, p[:, 0]
-    token = algorithm.draw(weights, u[:, :2])
-    return jnp.broadcast_to((token + n)[:, None] % target.vocab_size, block.shape).astype(jnp.int32), cache
+    token = (algorithm.draw(weights, u[:, :2]) + n) % target.vocab_size
+    return jnp.broadcast_to(token[:, None], block.shape).astype(jnp.int32), cache
 
-  n_last = lengths[0] - 1
-  if kind == 'draft':
-    return jax.lax.fori_loop(0, count, draft, (tokens[:, 0], draft_state))[0]
-  return jax.lax.fori_loop(0, count, verify, (tokens[:, :gamma + 1], cache))[0]
+  return jax.lax.fori_loop(0, count, step, (tokens[:, :gamma + 1], cache))[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, lengths, count):
+  """`count` (traced) times γ drafts, each depending on the ones before."""
+  batch = tokens.shape[0]
+
+  def step(i, carry):
+    token, state = carry
+    u = _uniform(batch, i, 2 * gamma).reshape(batch, gamma, 2)
+
+    def sample(logits, j):
+      q = rows.adjust(target, filtered, logits, lengths).probs
+      return algorithm.draw(q, u[:, j]), q
+    known = tokens.at[jnp.arange(batch), lengths - 1].set(token)
+    x, _, state = drafter.draft(params, state, known, lengths, gamma, sample)
+    return x[:, -1], state
+
+  return jax.lax.fori_loop(0, count, step, (tokens[:, 0], state))[0]
+
+
+def _uniform(batch, i, size):
+  """float32[B, size], uniform in [0, 1), drawn as the loop draws them."""
+  keys = jax.vmap(lambda row: jax.random.key(row, impl='threefry2x32'))(jnp.arange(batch, dtype=jnp.uint32))
+  return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (size,)))(keys)
