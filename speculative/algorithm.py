@@ -6,6 +6,7 @@ to the logits (temperature, top-k, argmax) is already in p and q (section 2.2, "
 
 Shapes: B rows, γ drafts, V tokens; everything is float32.
 """
+from jax import lax
 import jax.numpy as jnp
 
 
@@ -78,12 +79,11 @@ def draw(weights, u):
 
 
 def _invert(weights, u):
-  """The index at which the cumulative sum passes u · total: int32[...] of weights[..., K]."""
-  cumulative = jnp.cumsum(weights, axis=-1)
-  ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)
-  # Weight 0 is asked for, too: where sums are parallel, rounding may leave a step there.
+  """The first index of positive weight at which the cumulative sum passes u · total: int32[...] of weights[..., K]."""
+  size = weights.shape[-1]
+  index = jnp.arange(size, dtype=jnp.int32)
+  cumulative = jnp.dot(weights, jnp.triu(jnp.ones((size, size), weights.dtype)), precision=lax.Precision.HIGHEST)
   passed = (weights > 0) & (cumulative > u[..., None] * cumulative[..., -1:])
-  index = jnp.min(jnp.where(passed, ids, ids.size), axis=-1)
-  # Rounding may carry u · total up to the total itself.
-  last = jnp.max(jnp.where(weights > 0, ids, 0), axis=-1)
-  return jnp.minimum(index, last)
+  # Rounding may carry u · total up to the total itself: then nothing passes, and the last of positive weight is drawn.
+  last = jnp.max(jnp.where(weights > 0, index, 0), axis=-1)
+  return jnp.min(jnp.where(passed, index, last[..., None]), axis=-1)

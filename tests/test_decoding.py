@@ -144,10 +144,11 @@ def test_settings_are_per_row(pair):
 
 def test_log_probs_are_those_of_a_full_pass(tiny, tiny_draft):
   inputs = np.random.default_rng(1).integers(2, 60, (3, 8))
+  forward = jax.jit(t5.T5(tiny.config).apply)
   for config in (DecodeConfig(gamma=3, max_decode_len=12), DecodeConfig(gamma=3, max_decode_len=12, temperature=.7)):
     for result in (speculative_decode(tiny, tiny_draft, inputs, config), autoregressive_decode(tiny, inputs, config)):
       decoder_inputs = np.pad(result.tokens[:, :-1], ((0, 0), (1, 0)))
-      logits = t5.T5(tiny.config).apply({'params': tiny.params}, inputs, decoder_inputs)
+      logits = forward({'params': tiny.params}, inputs, decoder_inputs)
       expected = jax.nn.log_softmax(logits / (config.temperature or 1.0))
       expected = np.take_along_axis(np.asarray(expected), result.tokens[..., None], -1)[..., 0]
       np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
@@ -228,7 +229,7 @@ def test_blocks_equal_the_full_pass(tiny):
   """Bias, mask or position as if a block began at 0: blocks of 1, γ + 1 and random sizes over 200 positions."""
   rng = np.random.default_rng(0)
   inputs, tokens = rng.integers(2, 60, (2, 20)), rng.integers(2, 60, (2, 200))
-  full = t5.T5(tiny.config).apply({'params': tiny.params}, inputs, tokens)
+  full = jax.jit(t5.T5(tiny.config).apply)({'params': tiny.params}, inputs, tokens)
   prefill, extend = jax.jit(tiny.prefill, static_argnums=2), jax.jit(tiny.extend)
   for sizes in ([4] * 50, [1] * 8 + [7, 2, 30, 3] * 4 + [24], [200]):
     cache, at, out = prefill(tiny.params, inputs, 200), 0, []
@@ -244,13 +245,14 @@ def test_cache_beyond_the_length_never_matters(tiny):
   """Invariant 3: slots beyond hold 1e30, and nothing changes; rows at lengths of their own."""
   rng = np.random.default_rng(1)
   inputs, tokens = rng.integers(2, 60, (2, 6)), rng.integers(2, 60, (2, 5))
-  cache = tiny.prefill(tiny.params, inputs, 24)
-  _, cache = tiny.extend(tiny.params, cache, rng.integers(2, 60, (2, 12)), jnp.zeros(2, jnp.int32))
+  extend = jax.jit(tiny.extend)
+  cache = jax.jit(tiny.prefill, static_argnums=2)(tiny.params, inputs, 24)
+  _, cache = extend(tiny.params, cache, rng.integers(2, 60, (2, 12)), jnp.zeros(2, jnp.int32))
   positions = jnp.array([7, 3])
   seen = (jnp.arange(24) < positions[:, None])[:, None, :, None]
   dirty = dataclasses.replace(cache, self_kv=jax.tree.map(lambda a: jnp.where(seen, a, 1e30), cache.self_kv))
-  clean, _ = tiny.extend(tiny.params, cache, tokens, positions)
-  np.testing.assert_array_equal(clean, tiny.extend(tiny.params, dirty, tokens, positions)[0])
+  clean, _ = extend(tiny.params, cache, tokens, positions)
+  np.testing.assert_array_equal(clean, extend(tiny.params, dirty, tokens, positions)[0])
 
 
 @pytest.mark.parametrize('bidirectional,distance,bucket', [
@@ -265,11 +267,11 @@ def test_encoder_padding_is_not_attended_to(tiny):
   """The same input padded to 9, 16, 64, 512, alone or beside a long row; an all-padding row gives no NaN."""
   rng = np.random.default_rng(2)
   row, tokens = rng.integers(2, 60, 9), rng.integers(2, 60, (1, 6))
-  module = t5.T5(tiny.config)
-  expected = module.apply({'params': tiny.params}, row[None], tokens)
+  forward = jax.jit(t5.T5(tiny.config).apply)
+  expected = forward({'params': tiny.params}, row[None], tokens)
   for width in (16, 64, 512):
     inputs = np.stack([np.pad(row, (0, width - 9)), rng.integers(2, 60, width), np.zeros(width, int)])
-    logits = module.apply({'params': tiny.params}, inputs, np.repeat(tokens, 3, axis=0))
+    logits = forward({'params': tiny.params}, inputs, np.repeat(tokens, 3, axis=0))
     np.testing.assert_allclose(logits[0], expected[0], atol=1e-5 * np.ptp(expected))
     assert np.isfinite(logits).all()
 

@@ -83,7 +83,7 @@ def test_unknown_optimizer(tmp_path):
 def test_gradient_in_bfloat16_is_near_that_in_float32():
   params = train.initial_params(CONFIG, jax.random.key(0))
   inputs, targets = train.make_batch([(copy_task(8, 0), 1)], [(0, i) for i in range(8)], 8, 8, 8, 0)
-  grads = [jax.grad(lambda p, m=t5.T5(CONFIG, dtype): train.loss_fn(p, m, inputs, targets, None)[0])(params)
+  grads = [jax.jit(jax.grad(lambda p, m=t5.T5(CONFIG, dtype): train.loss_fn(p, m, inputs, targets, None)[0]))(params)
            for dtype in ('float32', 'bfloat16')]
   for exact, rounded in zip(*map(jax.tree.leaves, grads)):
     assert np.linalg.norm(exact - rounded) < 0.03 * np.linalg.norm(exact) + 1e-6
@@ -100,8 +100,8 @@ def test_growth_preserves_the_function(key):
   rng = np.random.default_rng(0)
   inputs, outputs = rng.integers(2, 64, (3, 9)), rng.integers(2, 64, (3, 11))
   inputs[1, 5:] = 0
-  before = t5.T5(CONFIG).apply({'params': params}, inputs, outputs)
-  after = t5.T5(larger).apply({'params': grown}, inputs, outputs)[..., :64]
+  before = jax.jit(t5.T5(CONFIG).apply)({'params': params}, inputs, outputs)
+  after = jax.jit(t5.T5(larger).apply)({'params': grown}, inputs, outputs)[..., :64]
   np.testing.assert_allclose(before, after, atol=1e-5 * np.ptp(before))
 
 

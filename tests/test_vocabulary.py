@@ -16,6 +16,7 @@ import numpy as np
 from speculative.checkpoints import huggingface
 from speculative.data import packaged
 from speculative.data.vocabulary import Vocabulary
+from speculative.drafters import ngram
 from speculative.models import t5
 from speculative.models.model import Model
 
@@ -83,6 +84,9 @@ class PackagedTest(absltest.TestCase):
     for task in packaged.TASKS:
       with open(os.path.join(self.folder, 'texts', f'{task}.tsv'), 'w', encoding='utf-8') as f:
         f.write(f'{task}: an input\tein "Verweis"\n{task}: b\tc\u2028d\n')
+    os.mkdir(os.path.join(self.folder, 'ngrams'))
+    for task in packaged.TASKS:
+      ngram.save(ngram.fit([[5, 6, 1]], 120), os.path.join(self.folder, 'ngrams', f'{task}.npz'))
     self.enter_context(mock.patch.object(packaged, 'FOLDER', self.folder))
 
   def test_loads(self):
@@ -93,11 +97,11 @@ class PackagedTest(absltest.TestCase):
       self.assertIs(model.vocabulary, zoo.vocabulary)
       self.assertEqual(model.vocab_size, 120)
     self.assertEqual(zoo.texts['ende'], [('ende: an input', 'ein "Verweis"'), ('ende: b', 'c\u2028d')])
-    self.assertIsNone(zoo.ngram_path)
+    self.assertEqual(list(zoo.drafters('ende')), ['unigram', 'bigram', 'small', 'base'])
     self.assertEqual(packaged.load_pretrained('bfloat16').target.params['embedding'].dtype, jnp.bfloat16)
 
   def test_missing_files(self):
-    for name in 'draft_base/config.json', 'texts/ende.tsv', 'spiece.model', 'target/model.safetensors':
+    for name in 'draft_base/config.json', 'texts/ende.tsv', 'ngrams/summarize.npz', 'spiece.model', 'target/model.safetensors':
       path = os.path.join(self.folder, name)
       os.rename(path, path + '.away')
       with self.assertRaisesRegex(FileNotFoundError, name if 'safetensors' not in name else 'target: neither'):
