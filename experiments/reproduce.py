@@ -27,11 +27,10 @@ def reproduce(output_dir, dry_run=False):
   os.makedirs(output_dir, exist_ok=True)
   print(f'Measuring α: {loaded.target.name} against {", ".join(loaded.drafters(next(iter(loaded.texts))))}', flush=True)
   rows = alpha.measure_alphas(loaded)
-  print(tables.alpha_table(rows).to_text(), flush=True)
   print('Measuring wall time at batch 1, plain and speculative side by side', flush=True)
   rows += walltime.measure_walltimes(loaded, rows)
-  print(tables.walltime_table(rows).to_text(), flush=True)
-  print(tables.quality_table(rows).to_text(), flush=True)
+  for table in tables.alpha_table(rows), tables.walltime_table(rows), tables.quality_table(rows):
+    print(table.to_text(), flush=True)
   results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
   command_line = ' '.join(['python -m experiments.reproduce', *sys.argv[1:]])
   print('Report:', markdown.write_report(rows, output_dir, results.environment(), command_line))

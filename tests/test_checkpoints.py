@@ -24,6 +24,7 @@ from speculative.checkpoints import check_pair
 from speculative.checkpoints import huggingface
 from speculative.checkpoints import load_model
 from speculative.data.vocabulary import Vocabulary
+from speculative.models import precision
 from speculative.models import t5
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
@@ -196,7 +197,9 @@ class VariantsTest(FolderTest):
     def dtypes(**kwargs):
       return {leaf.dtype.name for leaf in jax.tree.leaves(load_model(self.path, **kwargs).params)}
 
-    self.assertEqual(dtypes(), {'float32' if jax.default_backend() == 'cpu' else 'bfloat16'})
+    for fast in False, True:
+      with mock.patch.object(precision, 'cpu_is_fast_in_bfloat16', lambda fast=fast: fast):
+        self.assertEqual(dtypes(), {'bfloat16' if fast or jax.default_backend() != 'cpu' else 'float32'})
     self.assertEqual(dtypes(dtype=jnp.bfloat16), {'bfloat16'})
     self.assertEqual(dtypes(dtype=np.dtype('float32')), {'float32'})
     with self.assertRaisesRegex(ValueError, 'overflow in it; use bfloat16'):

@@ -241,6 +241,23 @@ def test_blocks_equal_the_full_pass(tiny):
     np.testing.assert_allclose(np.concatenate(out, axis=1), full, atol=1e-5 * np.ptp(full))
 
 
+def test_blocks_equal_the_full_pass_in_bfloat16(tiny):
+  """One token (on CPUs a path of its own) and blocks, to bfloat16's rounding; sums and caches lose no more than that."""
+  model = dataclasses.replace(tiny, params=jax.tree.map(lambda a: a.astype(jnp.bfloat16), tiny.params))
+  rng = np.random.default_rng(0)
+  inputs, tokens = rng.integers(2, 60, (1, 20)), rng.integers(2, 60, (1, 12))
+  full = jax.jit(t5.T5(model.config).apply)({'params': jax.tree.map(lambda a: a.astype(jnp.float32), model.params)},
+                                            inputs, tokens)
+  prefill, extend = jax.jit(model.prefill, static_argnums=2), jax.jit(model.extend)
+  for sizes in [1] * 12, [5, 1, 6]:
+    cache, at, out = prefill(model.params, inputs, 12), 0, []
+    for size in sizes:
+      logits, cache = extend(model.params, cache, tokens[:, at:at + size], np.array([at]))
+      out.append(logits)
+      at += size
+    np.testing.assert_allclose(np.concatenate(out, axis=1), full, atol=0.02 * np.ptp(full))
+
+
 def test_cache_beyond_the_length_never_matters(tiny):
   """Invariant 3: slots beyond hold 1e30, and nothing changes; rows at lengths of their own."""
   rng = np.random.default_rng(1)

@@ -26,7 +26,7 @@ def batches(zoo, task, size=64):
 @pytest.mark.parametrize('task', packaged.TASKS)
 def test_greedy_tokens_equal_autoregressive_on_all_texts(zoo, task):
   """Invariant 9: at T = 0 in float32 not one token differs, but for near-ties, which are counted."""
-  config = speculative.DecodeConfig(gamma=5, max_decode_len=64)
+  config = speculative.DecodeConfig(gamma=5, max_decode_len=48 if task == 'ende' else 24)
   near_ties = total = 0
   for inputs in batches(zoo, task):
     plain = speculative.autoregressive_decode(zoo.target, inputs, config)

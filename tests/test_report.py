@@ -43,7 +43,7 @@ ROWS = [
     walltime_row(0.601, 7, 0.91, temperature=1.0, accepted_over_tested=0.61),
     {**COMMON, 'experiment': 'walltime', 'draft': None, 'speedup_measured': 1.0, 'ms_per_token': 5.5},
     walltime_row(0.9, 5, 2.5, label='widened', draft='base'),
-    {**COMMON, 'experiment': 'quality', 'draft': None, 'bleu': 31.25},
+    {**COMMON, 'experiment': 'quality', 'draft': None, 'bleu': 31.25, 'chrf': 50.0, 'texts': 384, 'at_limit': 0.0104},
 ]
 
 
@@ -113,6 +113,11 @@ def test_a_label_is_needed_to_count_as_measured():
     (None, None)])
 def test_paper_draft(draft, name):
   assert tables.paper_draft(draft) == name
+
+
+def test_quality_table():
+  line, = cells(tables.quality_table(ROWS), task='ende')
+  assert line['bleu'] == '31.25' and line['chrf'] == '50.00' and line['texts'] == '384' and line['at limit'] == '0.010'
 
 
 def test_text_and_markdown():

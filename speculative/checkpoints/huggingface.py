@@ -18,6 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from speculative.data.vocabulary import Vocabulary
+from speculative.models import precision
 from speculative.models import t5
 from speculative.models.model import Model
 
@@ -109,7 +110,8 @@ def load(path, dtype=None, vocabulary=None):
 
   Args:
     path: the folder.
-    dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on CPUs, where bfloat16 is slow.
+    dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
+      CPUs without AMX, where bfloat16 is slow.
     vocabulary: `Vocabulary`. None: the folder's spiece.model, if it has one. Its number of sentinels is `extra_ids` of
       tokenizer_config.json; where that says nothing, 100 (Hugging Face's default) if the embedding has rows for them,
       else 0.
@@ -164,7 +166,8 @@ def resolve_dtype(dtype=None):
     ValueError: any other dtype.
   """
   if dtype is None:
-    dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+    slow = jax.default_backend() == 'cpu' and not precision.cpu_is_fast_in_bfloat16()
+    dtype = 'float32' if slow else 'bfloat16'
   try:
     name = jnp.dtype(dtype).name
   except TypeError:

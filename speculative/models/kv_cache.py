@@ -23,6 +23,12 @@ class KVCache:
   encoder_mask: jax.Array | None = None
 
 
+def storage_dtype(dtype):
+  """What keys and values of a model in `dtype` are kept in: float32 on CPUs, where XLA would convert a whole bfloat16
+  cache at every step; `dtype` itself elsewhere."""
+  return jnp.dtype(jnp.float32 if jax.default_backend() == 'cpu' else dtype)
+
+
 def empty(batch, layers, heads, max_len, head_size, dtype):
   """`layers` pairs of zero arrays [batch, heads, max_len, head_size]."""
   return tuple(tuple(jnp.zeros((batch, heads, max_len, head_size), dtype) for _ in 'kv') for _ in range(layers))

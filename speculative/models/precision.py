@@ -1,5 +1,6 @@
 """Matrix products: operands in the weights' (or a chosen) dtype, sums in float32."""
 import functools
+import math
 
 import jax
 from jax import lax
@@ -16,8 +17,21 @@ def matmul(x, weight, dtype=None):
   dtype = jnp.dtype(dtype or weight.dtype)
   if dtype == jnp.float32:
     return jnp.dot(x, weight.astype(dtype), precision=lax.Precision.HIGHEST)
-  y = _mixed(x.reshape(-1, x.shape[-1]), weight, dtype)
+  rows = x.reshape(-1, x.shape[-1])
+  if rows.shape[0] == 1 and jax.default_backend() == 'cpu':
+    # XLA:CPU would convert all weights to float32 for a single row; two rows take its matrix unit.
+    rows = jnp.concatenate([rows, rows])
+  y = _mixed(rows, weight, dtype)[:math.prod(x.shape[:-1])]
   return y.reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def cpu_is_fast_in_bfloat16():
+  """Whether this machine's CPU multiplies bfloat16 matrices natively (AMX); without, float32 is many times as fast."""
+  try:
+    with open('/proc/cpuinfo') as f:
+      return 'amx_bf16' in f.read()
+  except OSError:
+    return False
 
 
 # JAX's own derivative multiplies a float32 cotangent with a rounded operand, which no matrix unit does natively.

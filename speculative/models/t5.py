@@ -224,7 +224,7 @@ class T5(nn.Module):
     """Encodes inputs int32[B, S] once and allocates max_len decoder slots → KVCache."""
     c = self.config
     encoded, mask = self.encode(inputs)
-    dtype = self.dtype or self.embedding.dtype
+    dtype = kv_cache.storage_dtype(self.dtype or self.embedding.dtype)
     cross = jax.tree.map(lambda a: a.astype(dtype), self._cross_kv(encoded))
     self_kv = kv_cache.empty(inputs.shape[0], c.num_decoder_layers, c.num_heads, max_len, c.d_kv, dtype)
     return kv_cache.KVCache(self_kv, cross, mask)

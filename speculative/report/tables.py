@@ -232,22 +232,23 @@ def walltime_table(rows):
         number(row['speedup_expected_v'], 2, '×'), number(row.get('speedup_measured'), 2, '×'),
         f'{printed["speed"]}×' if printed else NOTHING, number(printed.get('gamma'), 0), number(printed.get('alpha'))))
   notes = ['expected: Theorem 3.8 with the measured α and c; expected, v: also with the measured v; draft none: plain '
-           'decoding']
+           'decoding',
+           'measured: whole texts, encoding included, which no formula counts: short outputs gain less']
   if lines:
     notes += [PAPER_NOTE] + _common_notes(rows)
   return Table('Wall time (the paper’s Table 2)', tuple(columns), tuple(lines), tuple(notes))
 
 
 def quality_table(rows):
-  """BLEU and ROUGE: all keys of the quality rows that begin with `bleu` or `rouge`."""
+  """Scores (all keys that begin with `bleu`, `chrf` or `rouge`), the texts scored, the share that met the length limit."""
   rows = of_experiment(rows, 'quality')
   settings = varying(rows)
-  scores = list(dict.fromkeys(key for row in rows for key in row if key.startswith(('bleu', 'rouge'))))
+  scores = list(dict.fromkeys(key for row in rows for key in row if key.startswith(('bleu', 'chrf', 'rouge'))))
   lines = [(task_name(row), draft_name(row), *(setting(row, key) for key in settings),
-            number(row.get('temperature'), 1).removesuffix('.0'), *(number(row.get(score)) for score in scores))
-           for row in rows]
+            number(row.get('temperature'), 1).removesuffix('.0'), *(number(row.get(score)) for score in scores),
+            str(row.get('texts', '–')), number(row.get('at_limit'), 3)) for row in rows]
   notes = _common_notes(rows) if rows else []
-  return Table('Quality', ('task', 'draft', *settings, 'T', *scores), tuple(lines), tuple(notes))
+  return Table('Quality', ('task', 'draft', *settings, 'T', *scores, 'texts', 'at limit'), tuple(lines), tuple(notes))
 
 
 def operations_table():
