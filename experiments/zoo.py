@@ -18,7 +18,7 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, dry_run=F
     drafts: {name: checkpoint folder}.
     texts: {task: TSV file of input and reference}.
     ngrams: {task: file of counts, as `ngram.save` writes it}; None: no n-gram drafts.
-    dtype: of the parameters; None: bfloat16, but float32 on CPUs without AMX.
+    dtype: of the parameters; None: bfloat16, but float32 on CPUs without bfloat16 instructions.
     dry_run: only check that every path exists.
 
   Returns:

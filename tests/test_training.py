@@ -2,9 +2,11 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speculative.models import precision
 from speculative.models import t5
 from speculative.training import grow
 from speculative.training import train
@@ -111,3 +113,12 @@ def test_growth_refuses_what_it_cannot_preserve():
     grow.grow(params, CONFIG, dataclasses.replace(CONFIG, d_ff=16))
   with pytest.raises(ValueError, match='gated differs'):
     grow.grow(params, CONFIG, dataclasses.replace(CONFIG, gated=False))
+
+
+def test_embedding_in_bfloat16_has_a_gradient():
+  """Rows are taken as bits, which by itself has none."""
+  table = jnp.arange(12, dtype=jnp.bfloat16).reshape(4, 3)
+  ids = jnp.array([[2, 0, 2]])
+  np.testing.assert_array_equal(precision.take_rows(table, ids), table[ids].astype(jnp.float32))
+  gradient = jax.grad(lambda t: jnp.sum(precision.take_rows(t, ids) * jnp.array([1., 2., 4.])[:, None]))(table)
+  np.testing.assert_array_equal(gradient.astype(jnp.float32), np.outer([2., 0., 5., 0.], np.ones(3)))

@@ -14,7 +14,7 @@ def load_model(path, dtype=None, mesh=None):
   Args:
     path: a Hugging Face T5 folder; `~` is the home directory.
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
-      CPUs without AMX, where bfloat16 is slow.
+      CPUs without bfloat16 instructions.
     mesh: not supported yet.
 
   Returns:

@@ -111,7 +111,7 @@ def load(path, dtype=None, vocabulary=None):
   Args:
     path: the folder.
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
-      CPUs without AMX, where bfloat16 is slow.
+      CPUs without bfloat16 instructions.
     vocabulary: `Vocabulary`. None: the folder's spiece.model, if it has one. Its number of sentinels is `extra_ids` of
       tokenizer_config.json; where that says nothing, 100 (Hugging Face's default) if the embedding has rows for them,
       else 0.

@@ -60,11 +60,12 @@ def relative_bias(table, query_positions, key_positions, bidirectional, max_dist
 
 
 def attend(q, k, v, bias=None, mask=None, dropout=None):
-  """softmax(q kᵀ + bias) v, without T5's absent 1/√head_size. Softmax in float32.
+  """softmax(q k + bias) v, without T5's absent 1/√head_size. Softmax in float32.
 
   Args:
     q: [B, heads, T, head_size].
-    k, v: [B, heads, S, head_size].
+    k: [B, heads, head_size, S]: the layout in which the product needs no transposition.
+    v: [B, heads, S, head_size].
     bias: float32, broadcastable to [B, heads, T, S], or None.
     mask: bool, broadcastable to [B, heads, T, S], True where a key may be seen; or None.
     dropout: function applied to the attention weights, or None.
@@ -73,7 +74,7 @@ def attend(q, k, v, bias=None, mask=None, dropout=None):
     float32[B, T, heads × head_size].
   """
   precision = lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
-  scores = jnp.einsum('bhtd,bhsd->bhts', q.astype(k.dtype), k, precision=precision,
+  scores = jnp.einsum('bhtd,bhds->bhts', q.astype(k.dtype), k, precision=precision,
                       preferred_element_type=jnp.float32)
   if bias is not None:
     scores += bias

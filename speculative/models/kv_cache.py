@@ -14,8 +14,8 @@ class KVCache:
   Slots at or beyond a row's length may hold anything: no query sees them. Rolling back is using a smaller position.
 
   Attributes:
-    self_kv: for each decoder layer (k, v), each [B, heads, max_len, head_size].
-    cross_kv: for each decoder layer (k, v) of the encoder's output, each [B, heads, S, head_size]; () without encoder.
+    self_kv: for each decoder layer (k, v): [B, heads, head_size, max_len] and [B, heads, max_len, head_size].
+    cross_kv: for each decoder layer (k, v) of the encoder's output, likewise with S slots; () without encoder.
     encoder_mask: bool[B, S], False at padding; None without encoder.
   """
   self_kv: tuple
@@ -30,19 +30,28 @@ def storage_dtype(dtype):
 
 
 def empty(batch, layers, heads, max_len, head_size, dtype):
-  """`layers` pairs of zero arrays [batch, heads, max_len, head_size]."""
-  return tuple(tuple(jnp.zeros((batch, heads, max_len, head_size), dtype) for _ in 'kv') for _ in range(layers))
+  """`layers` pairs of zero arrays, shaped as `KVCache.self_kv` has them."""
+  shapes = (batch, heads, head_size, max_len), (batch, heads, max_len, head_size)
+  return tuple(tuple(jnp.zeros(shape, dtype) for shape in shapes) for _ in range(layers))
 
 
-def write(cache, new, positions):
-  """cache[b, :, positions[b] : positions[b] + T] = new[b].
+def write(cache, k, v, positions):
+  """Writes new keys and values at slots positions[b] … positions[b] + T − 1.
 
   Args:
-    cache: [B, heads, max_len, head_size].
-    new: [B, heads, T, head_size].
+    cache: one layer's (k, v).
+    k: [B, heads, head_size, T].
+    v: [B, heads, T, head_size].
     positions: int32[B]; positions[b] + T must be ≤ max_len (the caller's buffers have room, nothing is clamped).
+
+  Returns:
+    (k, v), all slots.
   """
+  return _write(cache[0], k, positions, 3), _write(cache[1], v, positions, 2)
+
+
+def _write(cache, new, positions, axis):
   new = new.astype(cache.dtype)
   if cache.shape[0] == 1:  # a plain slice update; the batched one becomes a scatter
-    return lax.dynamic_update_slice(cache, new, (0, 0, positions[0], 0))
-  return jax.vmap(lambda c, n, p: lax.dynamic_update_slice(c, n, (0, p, 0)))(cache, new, positions)
+    return lax.dynamic_update_slice_in_dim(cache, new, positions[0], axis)
+  return jax.vmap(lambda c, n, p: lax.dynamic_update_slice_in_dim(c, n, p, axis - 1))(cache, new, positions)

@@ -19,17 +19,34 @@ def matmul(x, weight, dtype=None):
     return jnp.dot(x, weight.astype(dtype), precision=lax.Precision.HIGHEST)
   rows = x.reshape(-1, x.shape[-1])
   if rows.shape[0] == 1 and jax.default_backend() == 'cpu':
-    # XLA:CPU would convert all weights to float32 for a single row; two rows take its matrix unit.
+    # XLA:CPU would convert all weights to float32 for a single row; two rows take native instructions.
     rows = jnp.concatenate([rows, rows])
   y = _mixed(rows, weight, dtype)[:math.prod(x.shape[:-1])]
   return y.reshape(*x.shape[:-1], weight.shape[-1])
 
 
+def take_rows(table, ids):
+  """table[ids] in float32: [..., D] of table[N, D], int32[...]."""
+  rows = _take_bits(table, ids) if table.dtype == jnp.bfloat16 else table[ids]
+  return rows.astype(jnp.float32)
+
+
+@jax.custom_jvp
+def _take_bits(table, ids):
+  """table[ids] by way of integers: XLA:CPU would convert the whole bfloat16 table to float32 for every gather."""
+  return lax.bitcast_convert_type(lax.bitcast_convert_type(table, jnp.uint16)[ids], table.dtype)
+
+
+@_take_bits.defjvp
+def _take_bits_jvp(primals, tangents):
+  return _take_bits(*primals), tangents[0][primals[1]]
+
+
 def cpu_is_fast_in_bfloat16():
-  """Whether this machine's CPU multiplies bfloat16 matrices natively (AMX); without, float32 is many times as fast."""
+  """Whether this machine's CPU multiplies bfloat16 natively; without, float32 is many times as fast."""
   try:
     with open('/proc/cpuinfo') as f:
-      return 'amx_bf16' in f.read()
+      return not {'avx512_bf16', 'amx_bf16'}.isdisjoint(f.read().split())
   except OSError:
     return False
 

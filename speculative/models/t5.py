@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from speculative.models import attention
 from speculative.models import kv_cache
 from speculative.models.precision import matmul
+from speculative.models.precision import take_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +70,9 @@ class SelfAttention(nn.Module):
     inner = c.num_heads * c.d_kv
     qkv = matmul(x, self.param('qkv', self._init_qkv, (c.d_model, 3 * inner)), self.dtype)
     qkv = qkv.reshape(*x.shape[:2], c.num_heads, 3, c.d_kv).transpose(3, 0, 2, 1, 4)  # [3, B, heads, T, d_kv]
-    q, k, v = qkv[0], qkv[1], qkv[2]
+    q, k, v = qkv[0], qkv[1].swapaxes(2, 3), qkv[2]
     if cache is not None:
-      cache = k, v = kv_cache.write(cache[0], k, positions), kv_cache.write(cache[1], v, positions)
+      cache = k, v = kv_cache.write(cache, k, v, positions)
     y = attention.attend(q, k, v, bias, mask, dropout)
     return matmul(y, self.param('out', _normal(inner ** -0.5), (inner, c.d_model)), self.dtype), cache
 
@@ -95,11 +96,10 @@ class CrossAttention(nn.Module):
     self.out = self.param('out', _normal(inner ** -0.5), (inner, c.d_model))
 
   def project(self, encoded):
-    """encoded[B, S, d_model] → (k, v), each [B, heads, S, d_kv]."""
+    """encoded[B, S, d_model] → (k [B, heads, d_kv, S], v [B, heads, S, d_kv])."""
     c = self.config
     kv = matmul(encoded, self.kv, self.dtype).reshape(*encoded.shape[:2], c.num_heads, 2, c.d_kv)
-    kv = kv.transpose(3, 0, 2, 1, 4)
-    return kv[0], kv[1]
+    return kv[..., 0, :].transpose(0, 2, 3, 1), kv[..., 1, :].transpose(0, 2, 1, 3)
 
   def __call__(self, x, kv, mask, dropout):
     c = self.config
@@ -192,7 +192,7 @@ class T5(nn.Module):
       self.head = self.param('head', _normal(c.d_model ** -0.5), (c.d_model, c.vocab_size))
 
   def _embed(self, tokens):
-    return self.embedding[tokens].astype(jnp.float32)
+    return take_rows(self.embedding, tokens)
 
   def _logits(self, x):
     c = self.config
@@ -231,7 +231,7 @@ class T5(nn.Module):
 
   def extend(self, cache, tokens, positions):
     """Decodes tokens int32[B, T] at positions[b] … positions[b]+T−1 → (logits float32[B, T, vocab_size], KVCache)."""
-    slots = cache.self_kv[0][0].shape[2]
+    slots = cache.self_kv[0][0].shape[3]
     queries = positions[:, None] + jnp.arange(tokens.shape[1])
     keys = jnp.arange(slots)
     causal = keys[None, None, None, :] <= queries[:, None, :, None]
