@@ -12,6 +12,8 @@ Start reading at `algorithm.py`: Algorithm 1 of the paper; then `decoding/specul
 """
 from speculative.checkpoints import load_model
 from speculative.data.packaged import load_pretrained
+from speculative.decoding.adaptive import AdaptiveGamma
+from speculative.decoding.adaptive import adaptive_decode
 from speculative.decoding.autoregressive import autoregressive_decode
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.speculative import speculative_decode
@@ -19,6 +21,7 @@ from speculative.decoding.state import DecodeResult
 from speculative.decoding.state import FinishReason
 from speculative.models.model import Model
 from speculative.text import generate
+from speculative.text import stream
 
-__all__ = ['DecodeConfig', 'DecodeResult', 'FinishReason', 'Model', 'autoregressive_decode', 'generate', 'load_model',
-           'load_pretrained', 'speculative_decode']
+__all__ = ['AdaptiveGamma', 'DecodeConfig', 'DecodeResult', 'FinishReason', 'Model', 'adaptive_decode',
+           'autoregressive_decode', 'generate', 'load_model', 'load_pretrained', 'speculative_decode', 'stream']

@@ -1,10 +1,12 @@
 """Text in, text out."""
+import jax
 import numpy as np
 
 from speculative.data import batching
+from speculative.decoding import speculative as loop
 from speculative.decoding.autoregressive import autoregressive_decode
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.speculative import speculative_decode
+from speculative.decoding.state import FinishReason
 
 
 def generate(target, drafter, texts, config=DecodeConfig(), seed=0, *, truncate=False):
@@ -31,11 +33,48 @@ def decode_texts(target, drafter, texts, config=DecodeConfig(), seed=0, *, trunc
   """As `generate`, and the `DecodeResult` with it: (list of str, DecodeResult)."""
   if isinstance(texts, str):
     raise ValueError('texts must be a list of texts, not one text')
-  if target.vocabulary is None:
-    raise ValueError(f'{target.name or "the target"} has no vocabulary: decode token ids with speculative_decode')
-  inputs = batching.encode_batch(target.vocabulary, texts, truncate=truncate)
+  inputs = _encode(target, texts, truncate)
   if drafter is None:
     result = autoregressive_decode(target, inputs, config, seed, row_ids)
   else:
-    result = speculative_decode(target, drafter, inputs, config, seed, row_ids)
+    result = loop.speculative_decode(target, drafter, inputs, config, seed, row_ids)
   return [target.vocabulary.decode(np.asarray(row[:n])) for row, n in zip(result.tokens, result.lengths)], result
+
+
+def stream(target, drafter, text, config=DecodeConfig(), seed=0, *, truncate=False, rounds=1):
+  """Decodes one text and yields its pieces as they are committed; put together, they are what `generate` gives.
+
+  Args:
+    target, drafter, config, seed, truncate: as for `generate`.
+    text: str.
+    rounds: between two looks at what has been committed (≥ 1).
+
+  Returns:
+    Iterator of str, none of them empty. Half a character is held back until it is whole.
+
+  Raises:
+    ValueError: as for `generate`, at once, not at the first piece.
+  """
+  if rounds < 1:
+    raise ValueError(f'rounds = {rounds}: must be at least 1')
+  program, params, settings, state = loop.start(target, drafter, _encode(target, [text], truncate), config, seed)
+
+  def pieces(state):
+    shown, running = 0, True
+    while running:
+      state = loop.run(program, params, settings, state, np.int32(rounds))
+      tokens, length, reason = jax.device_get((state.tokens[0], state.lengths[0], state.finish_reason[0]))
+      running = reason == FinishReason.RUNNING
+      whole = target.vocabulary.decode(tokens[1:length])
+      safe = whole.rstrip('\ufffd') if running else whole  # bytes that are no character yet
+      if len(safe) > shown:
+        yield safe[shown:]
+        shown = len(safe)
+
+  return pieces(state)
+
+
+def _encode(target, texts, truncate):
+  if target.vocabulary is None:
+    raise ValueError(f'{target.name or "the target"} has no vocabulary: decode token ids with speculative_decode')
+  return batching.encode_batch(target.vocabulary, texts, truncate=truncate)

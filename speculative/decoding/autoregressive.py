@@ -29,7 +29,7 @@ def autoregressive_decode(target, inputs, config=DecodeConfig(), seed=0, row_ids
   """
   program = Program(Target.of(target), config.max_decode_len, config.filtered)
   inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
-  settings = config.rows(inputs.shape[0])
+  settings = config.rows(target, inputs.shape[0])
   out = run(program, target.params, settings, *prefill(program, target.params, inputs), row_keys)
   tokens, log_probs, lengths, finish_reason = jax.device_get(out)
   none = np.zeros_like(lengths)
@@ -59,13 +59,15 @@ def run(program, params, settings, cache, token, position, row_keys):
     running = finish == FinishReason.RUNNING
     keep = running & ~broken
     lengths += keep
-    now = jnp.where(broken, FinishReason.ERROR, jnp.where(
-        token == target.eos_id, FinishReason.EOS, jnp.where(lengths == n, FinishReason.LENGTH, FinishReason.RUNNING)))
     tokens = tokens.at[:, i].set(jnp.where(keep, token, target.pad_id))
+    stop = settings.completes_stop(tokens, jnp.full((batch, 1), i))[:, 0]
+    now = jnp.where(broken, FinishReason.ERROR, jnp.where(token == target.eos_id, FinishReason.EOS, jnp.where(
+        stop, FinishReason.STOP, jnp.where(lengths == settings.max_decode_len, FinishReason.LENGTH,
+                                           FinishReason.RUNNING))))
     log_probs = log_probs.at[:, i].set(jnp.where(keep, jnp.log(loop.take_token(soft, token)), 0.0))
     return i + 1, token, tokens, log_probs, lengths, jnp.where(running, now, finish).astype(jnp.int32), cache
 
-  finish = jnp.full(batch, FinishReason.RUNNING if n else FinishReason.LENGTH, jnp.int32)
+  finish = jnp.where(settings.max_decode_len > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32)
   carry = (jnp.int32(0), token, jnp.full((batch, n), target.pad_id, jnp.int32), jnp.zeros((batch, n), jnp.float32),
            jnp.zeros(batch, jnp.int32), finish, cache)
   if n == 0:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative import sampling
+from speculative.drafters.base import Sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,10 @@ class DecodeConfig:
     top_p: keep the smallest set of tokens that reaches this probability, in (0, 1]; 1: off.
     lenience: l in (0, 1] of appendix A.5; 1: exact.
     min_decode_len: no EOS among the first this many tokens.
+    row_max_decode_len: tokens at most, for each row by itself (≤ max_decode_len); None: max_decode_len.
+    stop_sequences: sequences of token ids, [[5, 6], [7]], or such a list for each row. A row ends with the first token
+      that completes one (finish reason `STOP`); the sequence itself stays in the output, as EOS does.
+    repetition_penalty, no_repeat_ngram_size: not supported, so that anything but 1 and 0 is refused.
   """
   gamma: int = 7
   max_decode_len: int = 128
@@ -29,6 +34,10 @@ class DecodeConfig:
   top_p: Any = 1.0
   lenience: Any = 1.0
   min_decode_len: Any = 0
+  row_max_decode_len: Any = None
+  stop_sequences: Any = ()
+  repetition_penalty: float = 1.0
+  no_repeat_ngram_size: int = 0
 
   def __post_init__(self):
     _check_integer('gamma', self.gamma, 1)
@@ -40,27 +49,44 @@ class DecodeConfig:
     _check('lenience', self.lenience, lambda a: (a > 0) & (a <= 1), 'in (0, 1] (1: exact)')
     _check('min_decode_len', self.min_decode_len, lambda a: (a >= 0) & (a <= self.max_decode_len),
            f'between 0 and max_decode_len ({self.max_decode_len})', np.integer)
+    if self.row_max_decode_len is not None:
+      _check('row_max_decode_len', self.row_max_decode_len, lambda a: (a >= 0) & (a <= self.max_decode_len),
+             f'between 0 and max_decode_len ({self.max_decode_len})', np.integer)
+    for sequence in _all_sequences(self.stop_sequences):
+      _check('a stop sequence', sequence, lambda a: np.array(a.ndim == 1 and a.size > 0 and (a >= 0).all()),
+             'token ids, at least one', np.integer)
+    for name, off in (('repetition_penalty', 1.0), ('no_repeat_ngram_size', 0)):
+      if getattr(self, name) != off:
+        raise ValueError(f'{name} = {getattr(self, name)!r}: not supported, leave it at {off}; it changes the target\'s '
+                         'distribution with every token, also inside a block of drafts')
 
   @property
   def filtered(self):
     """Whether any row uses top-k or top-p. Static: without filters nothing is searched."""
     return bool(np.any(np.asarray(self.top_k) > 0) or np.any(np.asarray(self.top_p) < 1))
 
-  def rows(self, batch):
-    """`RowSettings` with every array [batch]. Raises ValueError naming an array of another shape."""
-    return RowSettings(**{
-        name: per_row(name, getattr(self, name), batch, dtype) for name, dtype in
-        (('temperature', np.float32), ('top_k', np.int32), ('top_p', np.float32), ('lenience', np.float32),
-         ('min_decode_len', np.int32))})
+  def rows(self, target, batch):
+    """`RowSettings` with every array [batch]. Raises ValueError naming an array of another shape, or a stop id beyond the
+    target's vocabulary."""
+    longest = self.max_decode_len if self.row_max_decode_len is None else self.row_max_decode_len
+    return RowSettings(
+        per_row('temperature', self.temperature, batch, np.float32), per_row('top_k', self.top_k, batch, np.int32),
+        per_row('top_p', self.top_p, batch, np.float32), per_row('lenience', self.lenience, batch, np.float32),
+        per_row('min_decode_len', self.min_decode_len, batch, np.int32),
+        per_row('row_max_decode_len', longest, batch, np.int32),
+        _stop_array(self.stop_sequences, batch, target.vocab_size))
 
 
 class RowSettings(NamedTuple):
-  """`DecodeConfig`'s traced part: arrays [B]."""
+  """`DecodeConfig`'s traced part: arrays [B], and `stop` int32[B, K, M]: K sequences of at most M tokens, aligned at their
+  ends, −1 before; all −1 where there is none."""
   temperature: jax.Array
   top_k: jax.Array
   top_p: jax.Array
   lenience: jax.Array
   min_decode_len: jax.Array
+  max_decode_len: jax.Array
+  stop: jax.Array
 
   def adjust(self, target, filtered, logits, emitted):
     """The adjustments of each row's settings, the same for the target's logits and the draft's.
@@ -74,13 +100,37 @@ class RowSettings(NamedTuple):
     Returns:
       `sampling.Distribution` [B, …, V].
     """
-    temperature, top_k, top_p, _, min_decode_len = (
-        setting.reshape(-1, *[1] * (emitted.ndim - 1)) for setting in self)
+    temperature, top_k, top_p, min_decode_len = (
+        setting.reshape(-1, *[1] * (emitted.ndim - 1))
+        for setting in (self.temperature, self.top_k, self.top_p, self.min_decode_len))
     logits = logits[..., :target.vocab_size].astype(jnp.float32)
     if target.eos_id >= 0:
       early = (emitted < min_decode_len)[..., None]
       logits = jnp.where(early & (jnp.arange(target.vocab_size) == target.eos_id), -jnp.inf, logits)
     return sampling.adjust(logits, temperature, top_k, top_p, filtered)
+
+  def sampler(self, target, filtered, emitted, u, keys):
+    """The drafters' `Sampler` behind `emitted` int32[B] tokens, with its u and keys."""
+    def adjust(logits, i):
+      at = emitted.reshape(-1, *[1] * (logits.ndim - 2)) + i
+      return self.adjust(target, filtered, logits, jnp.broadcast_to(at, logits.shape[:-1])).probs
+    return Sampler(adjust, u, keys)
+
+  def completes_stop(self, tokens, index):
+    """bool[B, J]: does tokens[b, index[b, j]] complete a stop sequence of row b?
+
+    Args:
+      tokens: int32[B, L], emitted tokens only (no start token).
+      index: int32[B, J] in [0, L).
+    """
+    if not self.stop.shape[1]:
+      return jnp.zeros(index.shape, bool)
+    size = self.stop.shape[2]
+    at = index[..., None] - size + 1 + jnp.arange(size)  # [B, J, M]
+    seen = jax.vmap(lambda row, i: row[i])(tokens, jnp.maximum(at, 0))
+    seen = jnp.where(at >= 0, seen, -2)[:, :, None]
+    stop = self.stop[:, None]
+    return jnp.any(jnp.all((stop == -1) | (stop == seen), axis=-1) & jnp.any(stop != -1, axis=-1), axis=-1)
 
 
 def per_row(name, value, batch, dtype):
@@ -89,6 +139,38 @@ def per_row(name, value, batch, dtype):
   if value.shape not in ((), (batch,)):
     raise ValueError(f'{name} has shape {value.shape}: give a number, or one entry for each of the {batch} rows')
   return np.broadcast_to(value.astype(dtype), (batch,))
+
+
+def _is_sequence(item):
+  return isinstance(item, (list, tuple, np.ndarray)) and len(item) > 0 and not any(np.ndim(token) for token in item)
+
+
+def _all_sequences(stop_sequences):
+  """Every sequence, whether the list is shared or one a row."""
+  for item in stop_sequences:
+    if _is_sequence(item) or not isinstance(item, (list, tuple, np.ndarray)):
+      yield item
+    else:
+      yield from item
+
+
+def _stop_array(stop_sequences, batch, vocab_size):
+  """int32[B, K, M], K and M rounded up to powers of two so that few programs are compiled; K = 0: none at all."""
+  rows = [stop_sequences] * batch if all(map(_is_sequence, stop_sequences)) else stop_sequences
+  if len(rows) != batch:
+    raise ValueError(f'stop_sequences is for {len(rows)} rows: give one list of sequences, or one for each of the '
+                     f'{batch} rows')
+  count = max(map(len, rows), default=0)
+  if not count:
+    return np.full((batch, 0, 1), -1, np.int32)
+  longest = max(len(sequence) for row in rows for sequence in row)
+  stop = np.full((batch, 1 << (count - 1).bit_length(), 1 << (longest - 1).bit_length()), -1, np.int32)
+  for b, row in enumerate(rows):
+    for k, sequence in enumerate(row):
+      if max(sequence) >= vocab_size:
+        raise ValueError(f'stop_sequences: {max(sequence)} is no token id: the vocabulary has {vocab_size}')
+      stop[b, k, -len(sequence):] = sequence
+  return stop
 
 
 def _check_integer(name, value, least):

@@ -16,11 +16,18 @@ from speculative.decoding.config import DecodeConfig
 from speculative.decoding.state import FinishReason
 from speculative.decoding.targets import Drafter
 from speculative.decoding.targets import Target
+from speculative.drafters.base import NoDrafter
 from speculative.drafters.base import as_drafter
 
 
+OWN_KEYS = 1 << 30  # a drafter's own keys: rounds never get there
+
+
 class Program(NamedTuple):
-  """Everything static: two calls with equal programs and shapes share one compilation."""
+  """Everything static: two calls with equal programs and shapes share one compilation.
+
+  `gamma` may change from `run` to `run` of one state, up to what `prefill` made room for.
+  """
   target: Target
   drafter: Drafter
   gamma: int
@@ -49,20 +56,25 @@ def speculative_decode(target, drafter, inputs, config=DecodeConfig(), seed=0, r
   return to_result(program, run(program, params, settings, state, np.int32(config.max_decode_len)))
 
 
-def start(target, drafter, inputs, config, seed=0, row_ids=None):
-  """Checks everything, then prefills: (program, params, settings, state), which `run` takes."""
-  drafter = as_drafter(drafter)
+def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
+  """Checks everything, then prefills: (program, params, settings, state), which `run` takes.
+
+  Args:
+    drafter: None decodes without drafts, one token a round.
+    gamma: instead of `config.gamma`.
+  """
+  drafter, gamma = (NoDrafter, 0) if drafter is None else (as_drafter(drafter), gamma or config.gamma)
   pairs.check_pair(target, drafter)
-  program = Program(Target.of(target), Drafter.of(drafter), config.gamma, config.max_decode_len, config.filtered)
+  program = Program(Target.of(target), Drafter.of(drafter), gamma, config.max_decode_len, config.filtered)
   params = target.params, drafter.params
   inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
-  settings = config.rows(inputs.shape[0])
-  return program, params, settings, prefill(program, params, inputs, row_keys)
+  settings = config.rows(target, inputs.shape[0])
+  return program, params, settings, prefill(program, params, settings, inputs, row_keys)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def prefill(program, params, inputs, row_keys):
-  """inputs int32[B, S], PRNG keys [B] → the `LoopState` before the first round."""
+def prefill(program, params, settings, inputs, row_keys):
+  """`RowSettings`, inputs int32[B, S], PRNG keys [B] → the `LoopState` before the first round."""
   n, gamma = program.max_decode_len, program.gamma
   batch = inputs.shape[0]
   # The last round may begin one token before the limit and writes γ + 1 slots: nothing is ever clamped.
@@ -73,8 +85,8 @@ def prefill(program, params, inputs, row_keys):
   return loop.LoopState(
       tokens=tokens, lengths=zeros + 1, first_positions=first_positions,
       log_probs=jnp.zeros(tokens.shape, jnp.float32),
-      finish_reason=zeros + (FinishReason.RUNNING if n else FinishReason.LENGTH),
-      rounds=zeros, tested=zeros, accepted=zeros,
+      finish_reason=jnp.where(settings.max_decode_len > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32),
+      rounds=zeros, drafted=zeros, tested=zeros, accepted=zeros,
       accepted_per_round=jnp.full((batch, max(n, 1)), -1, jnp.int32),
       drafts=jnp.zeros((batch, gamma), jnp.int32), row_keys=row_keys,
       cache=program.target.prefill(params[0], inputs, room),
@@ -99,26 +111,21 @@ def _round(program, params, settings, s):
   """One round of Algorithm 1 for every row, each at its own length."""
   target, gamma = program.target, program.gamma
   batch, rows = s.tokens.shape[0], jnp.arange(s.tokens.shape[0])
+  emitted = s.lengths - 1
   # One independent uniform for every decision of the round: the drafts (two each), their tests, the last token (two).
-  u = jax.vmap(lambda key, i: jax.random.uniform(jax.random.fold_in(key, i), (3 * gamma + 2,)))(s.row_keys, s.rounds)
+  fold = jax.vmap(jax.random.fold_in)
+  u = jax.vmap(lambda key: jax.random.uniform(key, (3 * gamma + 2,)))(fold(s.row_keys, s.rounds))
   u_draft, r, u_last = u[:, :2 * gamma].reshape(batch, gamma, 2), u[:, 2 * gamma:3 * gamma], u[:, 3 * gamma:]
 
-  def adjust(logits, emitted):
-    return settings.adjust(target, program.filtered, logits, emitted)
-
-  def sample(logits, i):
-    """Draft number i (from 0): logits[B, ≥ V] → (x int32[B], q[B, V]); q is what x was drawn from."""
-    q = adjust(logits, s.lengths - 1 + i).probs
-    return algorithm.draw(q, u_draft[:, i]), q
-
   # Draft: x_1 … x_γ and the distributions they were drawn from.
+  sample = settings.sampler(target, program.filtered, emitted, u_draft, fold(s.row_keys, s.rounds + OWN_KEYS))
   x, q, draft_state = program.drafter.draft(params[1], s.draft_state, s.tokens, s.lengths, gamma, sample)
 
   # Verify: p_1 … p_{γ+1} for all prefixes in one call.
   last = jnp.take_along_axis(s.tokens, s.lengths[:, None] - 1, axis=1)
   block = jnp.concatenate([last, x], axis=1)
   logits, cache = target.extend(params[0], s.cache, block, s.first_positions + s.lengths - 1)
-  p, soft = adjust(logits, s.lengths[:, None] - 1 + jnp.arange(gamma + 1))
+  p, soft = settings.adjust(target, program.filtered, logits, emitted[:, None] + jnp.arange(gamma + 1))
 
   # Accept: n drafts, then one token more.
   accepted = algorithm.accept(p, q, x, r, settings.lenience)
@@ -130,21 +137,24 @@ def _round(program, params, settings, s):
   weights = algorithm.replacement(p, q, n)
   t = algorithm.draw(weights, u_last)
 
-  # Commit: x_1 … x_n, t, cut behind an EOS and at the limit.
+  # Commit: x_1 … x_n, t, cut behind an EOS or a stop sequence and at the limit.
   j = jnp.arange(gamma + 1)
   new = jnp.where(j < n[:, None], jnp.pad(x, ((0, 0), (0, 1))), t[:, None])
   count = n + ~broken
-  is_eos = (new == target.eos_id) & (j < count[:, None])
-  count = jnp.where(jnp.any(is_eos, axis=1), sampling.first_true(is_eos) + 1, count)
-  count = jnp.minimum(count, program.max_decode_len - (s.lengths - 1))
+  is_eos = new == target.eos_id
+  is_stop = settings.completes_stop(loop.write_rows(s.tokens, new, s.lengths)[:, 1:], emitted[:, None] + j)
+  ends = (is_eos | is_stop) & (j < count[:, None])
+  count = jnp.where(jnp.any(ends, axis=1), sampling.first_true(ends) + 1, count)
+  count = jnp.minimum(count, settings.max_decode_len - emitted)
   running = s.finish_reason == FinishReason.RUNNING
   count = jnp.where(running, count, 0)
   kept = j < count[:, None]
   lengths = s.lengths + count
   finish = jnp.where(
       jnp.any(is_eos & kept, axis=1), FinishReason.EOS, jnp.where(
-          lengths - 1 >= program.max_decode_len, FinishReason.LENGTH, jnp.where(
-              broken, FinishReason.ERROR, FinishReason.RUNNING)))
+          jnp.any(is_stop & kept, axis=1), FinishReason.STOP, jnp.where(
+              lengths - 1 >= settings.max_decode_len, FinishReason.LENGTH, jnp.where(
+                  broken, FinishReason.ERROR, FinishReason.RUNNING))))
   kept_drafts = jnp.minimum(n, count)
   rejected = (n < gamma) & (count > n)
   log_probs = jnp.log(loop.take_token(soft, new))
@@ -155,11 +165,12 @@ def _round(program, params, settings, s):
       log_probs=loop.write_rows(s.log_probs, jnp.where(kept, log_probs, 0.0), s.lengths),
       finish_reason=jnp.where(running, finish, s.finish_reason).astype(jnp.int32),
       rounds=s.rounds + running,
+      drafted=s.drafted + gamma * running,
       tested=s.tested + jnp.where(running, kept_drafts + rejected, 0),
       accepted=s.accepted + jnp.where(running, kept_drafts, 0),
       accepted_per_round=s.accepted_per_round.at[rows, jnp.where(running, s.rounds, s.accepted_per_round.shape[1])].set(
           kept_drafts, mode='drop'),
-      drafts=x, cache=cache, draft_state=draft_state)
+      drafts=s.drafts.at[:, :gamma].set(x), cache=cache, draft_state=draft_state)
 
 
 def greedy_lenience(settings):
@@ -179,5 +190,5 @@ def to_result(program, s):
   s = jax.device_get(dataclasses.replace(s, cache=None, draft_state=None, row_keys=None))
   return loop.DecodeResult(
       tokens=s.tokens[:, 1:n + 1], lengths=s.lengths - 1, log_probs=s.log_probs[:, 1:n + 1],
-      finish_reason=s.finish_reason, rounds=s.rounds, drafted=s.rounds * program.gamma, tested=s.tested,
+      finish_reason=s.finish_reason, rounds=s.rounds, drafted=s.drafted, tested=s.tested,
       accepted=s.accepted, accepted_per_round=s.accepted_per_round[:, :n])

@@ -35,9 +35,9 @@ class LoopState:
     first_positions: int32[B], the target's position of tokens[:, 0].
     log_probs: float32[B, N + γ + 2], at the same places as tokens.
     finish_reason: int32[B].
-    rounds, tested, accepted: int32[B].
+    rounds, drafted, tested, accepted: int32[B].
     accepted_per_round: int32[B, max(N, 1)], −1 where there was no such round.
-    drafts: int32[B, γ], what the last round drafted, for traces.
+    drafts: int32[B, γ], what the last round drafted, for traces (a round of fewer drafts leaves the rest as it was).
     row_keys: PRNG keys [B], from (seed, row id).
     cache: the target's.
     draft_state: the drafter's.
@@ -48,6 +48,7 @@ class LoopState:
   log_probs: jax.Array
   finish_reason: jax.Array
   rounds: jax.Array
+  drafted: jax.Array
   tested: jax.Array
   accepted: jax.Array
   accepted_per_round: jax.Array
@@ -68,9 +69,9 @@ class DecodeResult:
       of the logits. 0 at padding.
     finish_reason: int32[B], `FinishReason`.
     rounds: int32[B], target calls after prefill.
-    drafted: int32[B], γ × rounds.
+    drafted: int32[B], γ × rounds (each round's own γ, where it adapts).
     tested: int32[B], drafts that met the acceptance test: the accepted ones and, where a round rejected, one more.
-    accepted: int32[B], accepted drafts that were kept (not those behind an EOS or the limit).
+    accepted: int32[B], accepted drafts that were kept (not those behind an EOS, a stop or the limit).
     accepted_per_round: int32[B, N], −1 where there was no such round.
   """
   tokens: np.ndarray
@@ -85,8 +86,8 @@ class DecodeResult:
 
 
 def write_rows(array, new, starts):
-  """array[b, starts[b] : starts[b] + K] = new[b] for array[B, M], new[B, K]; starts[b] + K ≤ M."""
-  return jax.vmap(lambda a, n, s: jax.lax.dynamic_update_slice(a, n, (s,)))(array, new, starts)
+  """array[b, starts[b] : starts[b] + K] = new[b] for array[B, M, …], new[B, K, …]; starts[b] + K ≤ M."""
+  return jax.vmap(lambda a, n, s: jax.lax.dynamic_update_slice_in_dim(a, n, s, 0))(array, new, starts)
 
 
 def read_rows(array, starts, size):

@@ -18,35 +18,45 @@ class ModelState(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class ModelDrafter:
-  """Drafts with any target (`speculative.decoding.targets`), which encodes the input by itself."""
+  """Drafts with any target (`speculative.decoding.targets`), which encodes the input by itself.
+
+  Attributes:
+    model: the target that drafts.
+    refeed: how many of the last committed tokens are fed again. After a round that accepted everything the cache lacks
+      the last draft, so at least 2; one more for every chain that this drafter is inside of.
+  """
   model: Any
+  refeed: int = 2
 
   def __getattr__(self, name):  # params, vocab_size, eos_id, …: the model's
     if name == 'model':
       raise AttributeError(name)
     return getattr(self.model, name)
 
+  def with_refeed(self, refeed):
+    return dataclasses.replace(self, refeed=max(refeed, self.refeed))
+
   @property
   def prefill(self):
-    return _functions(Target.of(self.model))[0]
+    return _functions(Target.of(self.model), self.refeed)[0]
 
   @property
   def draft(self):
-    return _functions(Target.of(self.model))[1]
+    return _functions(Target.of(self.model), self.refeed)[1]
 
 
 @functools.lru_cache(maxsize=None)
-def _functions(model):
+def _functions(model, refeed):
   """(prefill, draft) of a static `Target`; the same objects for equal ones."""
 
   def prefill(params, inputs, max_len):
     return ModelState(model.prefill(params, inputs, max_len), model.start(inputs)[1])
 
   def draft(params, state, tokens, lengths, gamma, sample):
-    # The last two committed tokens are fed again: after a round that accepted everything the cache lacks the last
-    # draft. Where there is only the start token, what follows it is padding, overwritten before it can be seen.
-    begin = jnp.maximum(lengths - 2, 0)
-    logits, cache = model.extend(params, state.cache, loop.read_rows(tokens, begin, 2), state.first_positions + begin)
+    # Where fewer than `refeed` tokens are committed, what follows is padding, overwritten before it can be seen.
+    begin = jnp.maximum(lengths - refeed, 0)
+    logits, cache = model.extend(params, state.cache, loop.read_rows(tokens, begin, refeed),
+                                 state.first_positions + begin)
     logits = jnp.take_along_axis(logits, (lengths - 1 - begin)[:, None, None], axis=1)[:, 0]
     x, q = sample(logits, 0)
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from speculative import algorithm
 from speculative.decoding.targets import Drafter
 from speculative.decoding.targets import Target
 from speculative.drafters.base import as_drafter
@@ -50,7 +49,7 @@ def measure_alpha(target, drafter, inputs, generated, config, seed=0, probs=None
   drafter = as_drafter(drafter)
   if probs is None:
     probs = target_probs(target, inputs, generated, config)
-  rows = config.rows(len(inputs))
+  rows = config.rows(target, len(inputs))
   beta = np.array(_betas((Target.of(target), Drafter.of(drafter), config.filtered), drafter.params, np.asarray(inputs),
                          np.asarray(generated.tokens), rows, seed, probs))
   beta[np.arange(beta.shape[1]) >= generated.lengths[:, None]] = np.nan
@@ -60,7 +59,7 @@ def measure_alpha(target, drafter, inputs, generated, config, seed=0, probs=None
 def target_probs(target, inputs, generated, config):
   """The target's p at every prefix of its texts, in one call: float32[B, N, V], on the device."""
   return _target_probs((Target.of(target), config.filtered), target.params, np.asarray(inputs),
-                       np.asarray(generated.tokens), config.rows(len(inputs)))
+                       np.asarray(generated.tokens), config.rows(target, len(inputs)))
 
 
 def pool(betas):
@@ -96,11 +95,9 @@ def _betas(program, params, inputs, tokens, rows, seed, probs):
 
   def one(state, i):
     """One draft from the first i + 1 committed tokens: only its q matters."""
-    u = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), i), (batch, 2))
-
-    def sample(logits, _):
-      q = rows.adjust(target, filtered, logits, jnp.full(batch, i)).probs
-      return algorithm.draw(q, u), q
+    key = jax.random.fold_in(jax.random.key(seed), i)
+    sample = rows.sampler(target, filtered, jnp.full(batch, i), jax.random.uniform(key, (batch, 1, 2)),
+                          jax.random.split(jax.random.fold_in(key, 0), batch))
     known = jnp.where(jnp.arange(n + 1) <= i, committed, target.pad_id)
     _, q, state = drafter.draft(params, state, known, jnp.full(batch, i + 1), 1, sample)
     p = jax.lax.dynamic_index_in_dim(probs, i, 1, keepdims=False)

@@ -78,7 +78,7 @@ def step_times(target, drafters, inputs, config=DecodeConfig(), gammas=(1, 3, 7)
     {name: StepTimes}, with the target's times shared.
   """
   inputs = np.asarray(inputs)
-  rows = config.rows(len(inputs))
+  rows = config.rows(target, len(inputs))
   room = config.max_decode_len + max(gammas) + 1
   middle = np.full(len(inputs), config.max_decode_len // 2 + 1, np.int32)
   tokens = np.full((len(inputs), room + 1), target.eos_id + 1, np.int32)
@@ -133,11 +133,8 @@ def _draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, l
 
   def step(i, carry):
     token, state = carry
-    u = _uniform(batch, i, 2 * gamma).reshape(batch, gamma, 2)
-
-    def sample(logits, j):
-      q = rows.adjust(target, filtered, logits, lengths).probs
-      return algorithm.draw(q, u[:, j]), q
+    sample = rows.sampler(target, filtered, lengths, _uniform(batch, i, 2 * gamma).reshape(batch, gamma, 2),
+                          jax.vmap(jax.random.fold_in, (0, None))(_keys(batch), i))
     known = tokens.at[jnp.arange(batch), lengths - 1].set(token)
     x, _, state = drafter.draft(params, state, known, lengths, gamma, sample)
     return x[:, -1], state
@@ -145,7 +142,10 @@ def _draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, l
   return jax.lax.fori_loop(0, count, step, (tokens[:, 0], state))[0]
 
 
+def _keys(batch):
+  return jax.vmap(lambda row: jax.random.key(row, impl='threefry2x32'))(jnp.arange(batch, dtype=jnp.uint32))
+
+
 def _uniform(batch, i, size):
   """float32[B, size], uniform in [0, 1), drawn as the loop draws them."""
-  keys = jax.vmap(lambda row: jax.random.key(row, impl='threefry2x32'))(jnp.arange(batch, dtype=jnp.uint32))
-  return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (size,)))(keys)
+  return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (size,)))(_keys(batch))
