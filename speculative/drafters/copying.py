@@ -1,4 +1,6 @@
 """Drafts by copying from the input (the paper's section 6 names it for summarisation; known as prompt look-up)."""
+import functools
+
 import jax.numpy as jnp
 
 _UNLIKELY = -1e9  # finite: whatever a setting forbids, something is left to draw
@@ -27,27 +29,26 @@ class CopyingDrafter:
     self.vocab_size, self.pad_id, self.eos_id = target.vocab_size, target.pad_id, target.eos_id
     self.max_ngram = max_ngram
 
-  def __eq__(self, other):
-    return isinstance(other, CopyingDrafter) and self._static == other._static
-
-  def __hash__(self):
-    return hash(self._static)
-
-  @property
-  def _static(self):
-    return self.vocab_size, self.pad_id, self.max_ngram
-
   @staticmethod
   def prefill(params, inputs, max_len):
     del params, max_len
     return inputs
 
-  def draft(self, params, state, tokens, lengths, gamma, sample):
+  @property
+  def draft(self):
+    return _draft(self.vocab_size, self.pad_id, self.max_ngram)
+
+
+@functools.lru_cache(maxsize=None)
+def _draft(vocab_size, pad_id, max_ngram):
+  """The same function for equal settings."""
+
+  def draft(params, state, tokens, lengths, gamma, sample):
     del params
     inputs, width = state, state.shape[1]
     # run[b, s]: how many tokens up to inputs[b, s] equal the last committed ones; the start token is none of them.
     run, going = 0, True
-    for k in range(self.max_ngram):
+    for k in range(max_ngram):
       last = jnp.take_along_axis(tokens, jnp.maximum(lengths - 1 - k, 0)[:, None], axis=1)
       shifted = jnp.pad(inputs, ((0, 0), (k, 0)), constant_values=-1)[:, :width]
       going = going & (shifted == last) & (lengths[:, None] - 1 - k >= 1)
@@ -58,8 +59,10 @@ class CopyingDrafter:
     for i in range(gamma):
       at = place + 1 + i
       token = jnp.take_along_axis(inputs, jnp.minimum(at, width - 1)[:, None], axis=1)
-      known = found[:, None] & (at < width)[:, None] & (token != self.pad_id)
-      logits = jnp.where(known & (jnp.arange(self.vocab_size) != token), _UNLIKELY, 0.0)
+      known = found[:, None] & (at < width)[:, None] & (token != pad_id)
+      logits = jnp.where(known & (jnp.arange(vocab_size) != token), _UNLIKELY, 0.0)
       drawn.append(sample(logits, i))
     x, q = zip(*drawn)
     return jnp.stack(x, axis=1), jnp.stack(q, axis=1), state
+
+  return draft
