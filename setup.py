@@ -7,11 +7,11 @@ setuptools.setup(
     description='Speculative decoding (Leviathan et al., ICML 2023) in JAX/Flax: exact, batched, one jit.',
     license='Apache-2.0',
     packages=setuptools.find_packages(include=['speculative*', 'experiments*']),
-    package_data={'speculative': ['pretrained/*', 'pretrained/*/*', 'report/*.json']},
+    package_data={'speculative': ['pretrained/*', 'pretrained/*/*', 'report/*.html', 'report/*.json']},
     python_requires='>=3.11',
     install_requires=[
-        'absl-py', 'flax', 'gin-config', 'jax', 'matplotlib', 'numpy', 'optax', 'orbax-checkpoint', 'rich',
-        'rouge-score', 'sacrebleu', 'safetensors', 'sentencepiece', 'tensorstore'],
+        'absl-py', 'flax', 'gin-config', 'jax', 'jinja2', 'matplotlib', 'numpy', 'optax', 'orbax-checkpoint',
+        'rich', 'rouge-score', 'sacrebleu', 'safetensors', 'sentencepiece', 'tensorstore'],
     extras_require={
         'seqio': ['seqio'],
         't5x': ['t5x @ git+https://github.com/google-research/t5x'],

@@ -5,6 +5,7 @@ from speculative import theory
 from speculative.decoding.autoregressive import autoregressive_decode
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.speculative import speculative_decode
+from speculative.decoding.state import DecodeResult
 from speculative.measure import alpha
 from speculative.measure import trace
 from speculative.measure import walltime
@@ -60,6 +61,41 @@ def test_the_loop_accepts_as_often_as_alpha_says():
   assert abs(accepted.mean() + 1 - theory.expected_tokens(a, gamma)) < 4 * error
   assert abs(accepted.sum() / tested.sum() - a) < 4 * np.sqrt(a * (1 - a) / tested.sum())
   assert abs(accepted.sum() / (gamma * rounds) - theory.accepted_over_drafted(a, gamma)) < 4 * error / gamma
+
+
+def made_up(gamma, rows):
+  """A `DecodeResult` of [(accepted in each round, whether the last one rejected)]; other fields are empty."""
+  counts = np.full((len(rows), 5), -1)
+  for b, (accepted, _) in enumerate(rows):
+    counts[b, :len(accepted)] = accepted
+  accepted = np.where(counts < 0, 0, counts).sum(axis=1)
+  rejected = np.array([sum(a < gamma for a in accepted[:-1]) + last for accepted, last in rows])
+  return DecodeResult(None, None, None, None, np.array([len(a) for a, _ in rows]), None, accepted + rejected, accepted,
+                      counts)
+
+
+def test_acceptance_by_position():
+  rows = [([2, 0, 3], False),  # position 1 rejected once, 3 once
+          ([1, 1], True),      # position 2 rejected twice
+          ([1, 1], False),     # once, then cut
+          ([], False)]
+  # Position 1 accepted in rounds 2, 3, 1, 1, 1, 1, rejected in one; and so on.
+  np.testing.assert_allclose(alpha.acceptance_by_position(made_up(3, rows), 3), [6 / 7, 2 / 5, 1 / 2])
+  unknown = alpha.acceptance_by_position(made_up(3, [([0, 0], True)]), 3)
+  np.testing.assert_array_equal(unknown, [0, np.nan, np.nan])
+
+
+def test_acceptance_by_position_of_a_decode():
+  """Against the recorded rounds, and all positions together against `tested` and `accepted`."""
+  target, draft = pair(eos_id=3)
+  config = DecodeConfig(gamma=3, max_decode_len=15, temperature=1.0)
+  result, rows = trace.record(target, draft, INPUTS, config)
+  passed, tested = np.zeros(3), np.zeros(3)
+  for r in sum(rows, []):
+    passed[:len(r.accepted)] += 1
+    tested[:len(r.accepted) + bool(r.rejected)] += 1
+  assert passed.sum() == result.accepted.sum() and tested.sum() == result.tested.sum()
+  np.testing.assert_allclose(alpha.acceptance_by_position(result, 3), passed / tested)
 
 
 def test_trace_tells_the_same_decode():

@@ -36,12 +36,22 @@ def test_dry_run(file, tmp_path):
   assert not os.path.exists(f'{tmp_path}/out')
 
 
-def test_generate_shows_rounds_and_speed():
-  result = run('experiments.generate', '--trace', '--gin.generate.passes=1',
-               'translate English to German: A small text editor')
+def test_generate_shows_rounds_and_speed(tmp_path):
+  result = run('experiments.generate', '--trace', f'--trace_html={tmp_path}/trace.html', '--gin.generate.passes=1',
+               '--gin.generate.timeline_gammas=(5, 2)', 'translate English to German: A small text editor')
   assert result.returncode == 0, result.stderr
   assert 'accepted' in result.stdout and 'replaced' in result.stdout
   assert 'tokens/s against' in result.stderr
+  assert os.listdir(tmp_path) == ['trace.html']
+  page = (tmp_path / 'trace.html').read_text('utf-8')
+  assert 'translate English to German: A small text editor' in page and result.stdout.splitlines()[-1] in page
+  assert 'data:image/png;base64,' in page
+
+
+def test_generate_writes_nothing_in_a_dry_run(tmp_path):
+  result = run('experiments.generate', f'--trace_html={tmp_path}/trace.html', '--dry_run', 'text')
+  assert result.returncode == 0, result.stderr
+  assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize('arguments,named', [
@@ -50,6 +60,11 @@ def test_generate_shows_rounds_and_speed():
     (['--gin.generate.top_p=0.0', 'text'], 'top_p = 0.0'),
     (["--gin.generate.draft='huge'", 'text'], "'huge'"),
     (['--file=no/such/file'], 'no/such/file'),
+    (['--trace_html=no/such/trace.html', 'text'], 'no/such/trace.html: No such file or directory'),
+    (['--trace_html=tests', 'text'], 'tests: is a folder'),
+    (['--trace_html=/dev/full/trace.html', 'text'], 'trace.html: Not a directory'),
+    (['--trace_html=trace.html', '--gin.generate.draft=None', 'text'], 'draft must not be None'),
+    (['--trace_html=trace.html', '--gin.generate.timeline_gammas=(0,)', 'text'], 'gamma = 0'),
     ([''], 'text 0 is empty')])
 def test_generate_refuses_bad_input(arguments, named):
   result = run('experiments.generate', *arguments)

@@ -76,6 +76,28 @@ def pool(betas):
   return Alpha(float(alpha), float(np.sqrt(variance)), int(count.sum()), beta)
 
 
+def acceptance_by_position(result, gamma):
+  """Of the drafts at each position that were tested, the fraction accepted.
+
+  Args:
+    result: `DecodeResult` of speculative decoding.
+    gamma: the γ it was decoded with.
+
+  Returns:
+    float64[γ], for positions 1 … γ of a round; NaN where none was tested.
+  """
+  accepted = result.accepted_per_round
+  # Only a row's last round can end without a rejection (cut by an EOS or the limit) though it accepted fewer than γ.
+  last = np.arange(accepted.shape[1]) == result.rounds[:, None] - 1
+  rejected = (accepted >= 0) & (accepted < gamma) & ~last
+  rejections = result.tested - result.accepted
+  rejected |= last & (rejected.sum(axis=1) < rejections)[:, None]
+  position = np.arange(gamma)[:, None, None]
+  passed = np.sum(accepted > position, axis=(1, 2))
+  failed = np.sum((accepted == position) & rejected, axis=(1, 2))
+  return np.divide(passed, passed + failed, out=np.full(gamma, np.nan), where=passed + failed > 0)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _target_probs(program, params, inputs, tokens, rows):
   target, filtered = program

@@ -1,4 +1,4 @@
-"""The paper's Figures 2–4, and what was measured beside what it printed or what its formulas expect.
+"""The paper's Figures 2–5, and what was measured beside what it printed or what its formulas expect.
 
 Every function returns a Figure of its own, made without pyplot and its global state. Colours (Okabe and Ito's) can be
 told apart by the colour-blind, and markers and lines in print without colours.
@@ -121,6 +121,48 @@ def speedup_and_operations(alphas=(0.5, 0.6, 0.7, 0.8, 0.9), c=0.0, c_hat=0.0, m
     axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter('{x:g}×')
     axes.legend(frameon=False, loc='upper left', reverse=reverse)
+  return figure
+
+
+def timeline(rounds, plain, steps):
+  """Figure 5: the target's and the draft's calls for one text, one after the other, each as long as its step.
+
+  Args:
+    rounds: {γ: tokens that each round made, list of int}; a line each, in this order.
+    plain: target calls of plain decoding, the last line.
+    steps: `walltime.StepTimes` with a verification of each γ.
+  """
+  lines = [(f'γ = {gamma}', gamma, tokens, steps.verify[gamma]) for gamma, tokens in rounds.items()]
+  lines.append(('plain', 0, [1] * plain, steps.target))
+  ends = [1e3 * len(tokens) * (gamma * steps.draft + call) for _, gamma, tokens, call in lines]
+  inches = 8.5 / max(*ends, 1e-9)  # of a millisecond, about
+  figure = Figure(figsize=(10, 1.4 + 0.75 * len(lines)), layout='constrained')
+  axes = figure.add_subplot(xlabel='Milliseconds')
+  _plain(axes, grid='x')
+
+  def bars(y, lefts, width, height, color, label, apart=True):
+    gap = min(0.8, 0.15 * 72 * inches * width) if apart else 0  # In points; much narrower than the bar.
+    axes.barh(np.full(np.size(lefts), y), width, height, np.ravel(lefts), color=color, edgecolor='white', linewidth=gap,
+              snap=False, label=label)  # Snapped to pixels, narrow ones vanish.
+
+  names = []
+  for y, ((name, gamma, tokens, call), end) in enumerate(zip(lines, ends)):
+    call, draft = 1e3 * call, 1e3 * steps.draft
+    starts = np.arange(len(tokens)) * (gamma * draft + call)
+    if gamma:
+      bars(y, starts[:, None] + draft * np.arange(gamma), draft, 0.3, COLORS[4], 'draft call')
+    bars(y, starts + gamma * draft, call, 0.6, COLORS[0], 'target call', apart=not gamma)
+    if gamma and inches * (gamma * draft + call) > 0.15:
+      for start, made in zip(starts, tokens):
+        axes.text(start + gamma * draft + call / 2, y - 0.33, made, ha='center', va='bottom', fontsize='small',
+                  bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 0.5})
+    names.append(f'{name}\n{len(tokens)} target calls\n{sum(tokens)} tokens, {end:.1f} ms')
+  handles = dict(zip(*axes.get_legend_handles_labels()[::-1]))
+  axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.6), xlim=(0, None))
+  axes.tick_params(axis='y', length=0)
+  numbers = '; numbers: tokens the round made' if axes.texts else ''
+  axes.set_title(f'Calls for one text{numbers} (measured steps, encoder left out)', fontsize='medium', loc='left')
+  figure.legend(handles=handles.values(), labels=handles.keys(), loc='outside upper right', ncols=2, frameon=False)
   return figure
 
 
