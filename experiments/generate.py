@@ -23,7 +23,6 @@ from experiments import zoo as zoos
 from speculative import text as decoding
 from speculative.data import batching
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.config import RowSettings
 from speculative.measure import trace as tracing
 from speculative.measure import walltime
 from speculative.report import figures
@@ -137,7 +136,8 @@ def _timeline(target, drafter, inputs, configs, seed, known, plain):
   rounds = {}
   for config in configs:
     # The first row's, where settings differ by row.
-    config = dataclasses.replace(config, **{name: np.ravel(getattr(config, name))[0] for name in RowSettings._fields})
+    config = dataclasses.replace(config, **{name: np.ravel(getattr(config, name))[0]
+                                            for name in ('temperature', 'top_k', 'top_p', 'lenience')})
     recorded = known.get(config.gamma) or tracing.record(target, drafter, inputs, config, seed)[1][0]
     rounds[config.gamma] = [len(r.accepted + r.last) for r in recorded]
   steps = walltime.step_times(target, {'draft': drafter}, inputs, config, tuple(rounds))['draft']

@@ -75,6 +75,6 @@ def stream(target, drafter, text, config=DecodeConfig(), seed=0, *, truncate=Fal
 
 
 def _encode(target, texts, truncate):
-  if target.vocabulary is None:
-    raise ValueError(f'{target.name or "the target"} has no vocabulary: decode token ids with speculative_decode')
+  if getattr(target, 'vocabulary', None) is None:
+    raise ValueError(f'{getattr(target, "name", "") or "the target"} has no vocabulary: decode token ids with speculative_decode')
   return batching.encode_batch(target.vocabulary, texts, truncate=truncate)

@@ -85,6 +85,16 @@ def test_generate_round_trip(zoo):
   assert all(isinstance(text, str) and text for text in plain)
 
 
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_streamed_pieces_are_the_whole(zoo, temperature):
+  text = zoo.texts['ende'][1][0]
+  config = speculative.DecodeConfig(gamma=3, max_decode_len=48, temperature=temperature)
+  for drafter in (None, zoo.drafts['small']):
+    pieces = list(speculative.stream(zoo.target, drafter, text, config, seed=3))
+    assert ''.join(pieces) == speculative.generate(zoo.target, drafter, [text], config, seed=3)[0]
+    assert len(pieces) > 3
+
+
 @pytest.mark.parametrize('texts,message', [
     ([''], 'text 0 is empty'), (['fine', '  '], 'text 1 is empty'), ('a string', 'list'), ([], 'no texts'),
     (['word ' * 2000], 'limit')])
