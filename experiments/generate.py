@@ -22,6 +22,7 @@ from experiments import command
 from experiments import zoo as zoos
 from speculative import text as decoding
 from speculative.data import batching
+from speculative.data import packaged
 from speculative.decoding.config import DecodeConfig
 from speculative.measure import trace as tracing
 from speculative.measure import walltime
@@ -42,7 +43,8 @@ def generate(output_dir, dry_run=False, texts=(), *, draft='small', task='ende',
 
   Args:
     texts: str; none: --file, or standard input.
-    draft: name of a draft of the zoo ('unigram', 'bigram', 'small', 'base', …), or None for plain decoding.
+    draft: name of a draft of the zoo ('unigram', 'bigram', 'small', 'base', …, 'copying', 'chain'), or None for plain
+      decoding.
     task: whose n-gram counts the n-gram drafts use.
     truncate: cut texts longer than the largest length bucket instead of refusing them.
     passes: timed decodes of each kind, after one untimed.
@@ -59,6 +61,7 @@ def generate(output_dir, dry_run=False, texts=(), *, draft='small', task='ende',
   loaded = zoos.zoo(dry_run=dry_run)
   if dry_run:
     return
+  loaded.more = tuple(packaged.MORE)[:len(loaded.drafts)]  # a chain needs two
   drafters = loaded.drafters(task)
   if draft is not None and draft not in drafters:
     raise command.UsageError(f'generate.draft = {draft!r}: there are {", ".join(drafters)}, and None')

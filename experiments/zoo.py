@@ -1,4 +1,5 @@
 """Which models, drafts and texts an experiment runs on: the packaged ones, or the caller's own."""
+import dataclasses
 import os
 
 import gin
@@ -10,7 +11,7 @@ from speculative.drafters import ngram
 
 
 @gin.configurable
-def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, dry_run=False):
+def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), dry_run=False):
   """Loads what the experiments compare.
 
   Args:
@@ -19,17 +20,23 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, dry_run=F
     texts: {task: TSV file of input and reference}.
     ngrams: {task: file of counts, as `ngram.save` writes it}; None: no n-gram drafts.
     dtype: of the parameters; None: bfloat16, but float32 on CPUs without bfloat16 instructions.
+    more: further drafters, of 'copying' (from the input) and 'chain' (the last of `drafts`, sped up by the one before).
     dry_run: only check that every path exists.
 
   Returns:
     `packaged.Zoo`, or None in a dry run.
   """
+  unknown = set(more) - set(packaged.MORE)
+  if unknown:
+    raise command.UsageError(f'zoo.more: {", ".join(sorted(unknown))}: there are {", ".join(packaged.MORE)}')
   if target is None:
     if drafts or texts or ngrams:
       raise command.UsageError('zoo.drafts, zoo.texts and zoo.ngrams go with zoo.target')
-    return None if dry_run else speculative.load_pretrained(dtype)
+    return None if dry_run else dataclasses.replace(speculative.load_pretrained(dtype), more=tuple(more))
   if not drafts or not texts:
     raise command.UsageError('with zoo.target give zoo.drafts = {name: folder} and zoo.texts = {task: TSV file}')
+  if 'chain' in more and len(drafts) < 2:
+    raise command.UsageError("zoo.more: 'chain' needs two drafts, the smaller first")
   for path in (target, *drafts.values(), *texts.values(), *(ngrams or {}).values()):
     if not os.path.exists(os.path.expanduser(path)):
       raise command.UsageError(f'{path} does not exist')
@@ -40,7 +47,7 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, dry_run=F
     raise command.UsageError('zoo.target: the checkpoint has no spiece.model beside it, so texts cannot be encoded')
   return packaged.Zoo(target, {name: speculative.load_model(path, dtype) for name, path in drafts.items()},
                       target.vocabulary, {task: packaged.read_texts(path) for task, path in texts.items()},
-                      {task: ngram.load(path) for task, path in (ngrams or {}).items()})
+                      {task: ngram.load(path) for task, path in (ngrams or {}).items()}, tuple(more))
 
 
 def row(experiment, task, loaded, draft, temperature, **values):

@@ -1,9 +1,14 @@
 """The experiments' command lines: configuration errors in one line, generate and its trace."""
+import dataclasses
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+import speculative
+from speculative.drafters import ngram
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -71,3 +76,28 @@ def test_generate_refuses_bad_input(arguments, named):
   assert result.returncode == 1
   assert named in result.stderr
   assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_counts_of_tokens_and_of_texts_are_the_same(tmp_path):
+  """The packaged references counted from text, and from their token ids."""
+  vocabulary = speculative.load_pretrained().vocabulary
+  texts = [('in', 'ein Werkzeug'), ('in', 'ein Spiel')]
+  (tmp_path / 'texts.tsv').write_text(''.join('\t'.join(pair) + '\n' for pair in texts))
+  (tmp_path / 'tokens.txt').write_text(
+      ''.join(' '.join(map(str, vocabulary.encode(text))) + ' 1\n' for _, text in texts))
+  spiece = 'speculative/pretrained/spiece.model'
+  for name, bindings in (('a', [f"--gin.ngrams.texts='{tmp_path}/texts.tsv'", f"--gin.ngrams.vocabulary='{spiece}'"]),
+                         ('b', [f"--gin.ngrams.tokens='{tmp_path}/tokens.txt'", '--gin.ngrams.vocab_size=4000'])):
+    result = run('experiments.ngrams', *bindings, f'--output_dir={tmp_path}/{name}')
+    assert result.returncode == 0, result.stderr
+  a, b = (ngram.load(tmp_path / name / 'counts.npz') for name in 'ab')
+  for field in dataclasses.fields(a):
+    np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+
+
+@pytest.mark.parametrize('experiment,arguments,named', [
+    ('ngrams', [], 'ngrams.tokens'), ('ngrams', ["--gin.ngrams.tokens='missing'", '--gin.ngrams.vocab_size=9'], 'missing'),
+    ('alpha', ["--gin.zoo.more=('copying', 'oracle')"], 'oracle')])
+def test_experiments_refuse_bad_input(experiment, arguments, named):
+  result = run(f'experiments.{experiment}', *arguments)
+  assert result.returncode == 1 and named in result.stderr and len(result.stderr.strip().splitlines()) == 1

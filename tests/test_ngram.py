@@ -54,6 +54,14 @@ def test_bigram_probabilities_sum_to_one(max_following):
     assert (q_of(drafter, token) > 0).all()
 
 
+def test_token_files(tmp_path):
+  (tmp_path / 'tokens.txt').write_text('2 3 2 1\n2 3 3 1\n\n4 1\n')
+  assert ngram.read_tokens(tmp_path / 'tokens.txt') == [[2, 3, 2, 1], [2, 3, 3, 1], [], [4, 1]]
+  (tmp_path / 'bad.txt').write_text('2 3\n2 x\n')
+  with pytest.raises(ValueError, match='bad.txt, line 2'):
+    ngram.read_tokens(tmp_path / 'bad.txt')
+
+
 def test_bad_input(tmp_path):
   with pytest.raises(ValueError, match='no tokens'):
     ngram.fit([], V)

@@ -5,11 +5,17 @@ import os
 from speculative.checkpoints import huggingface
 from speculative.data.vocabulary import Vocabulary
 from speculative.drafters import ngram
+from speculative.drafters.chain import ChainDrafter
+from speculative.drafters.copying import CopyingDrafter
 from speculative.models.model import Model
 
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'pretrained')
 DRAFTS = ('small', 'base')
 TASKS = ('ende', 'summarize')
+
+
+MORE = {'copying': lambda zoo: CopyingDrafter(zoo.target),
+        'chain': lambda zoo: ChainDrafter(*list(zoo.drafts.values())[:-3:-1])}
 
 
 @dataclasses.dataclass
@@ -22,18 +28,20 @@ class Zoo:
     vocabulary: `Vocabulary`, shared by all.
     texts: {task: [(input, reference), …]}, held out from training; the input starts with the task's prefix.
     counts: {task: `ngram.Counts`} of the task's training targets.
+    more: names of further drafters: 'copying' (from the input), 'chain' (the largest draft, sped up by the one before).
   """
   target: Model
   drafts: dict[str, Model]
   vocabulary: Vocabulary
   texts: dict[str, list[tuple[str, str]]]
   counts: dict[str, ngram.Counts]
+  more: tuple = ()
 
   def drafters(self, task):
-    """{name: drafter} for a task, cheapest first: unigram and bigram of its counts (if any), then the models."""
+    """{name: drafter} for a task: unigram and bigram of its counts (if any), the models, and `more`."""
     counts = self.counts.get(task)
     ngrams = {'unigram': ngram.unigram(counts), 'bigram': ngram.bigram(counts)} if counts else {}
-    return ngrams | self.drafts
+    return ngrams | self.drafts | {name: MORE[name](self) for name in self.more}
 
 
 def load_pretrained(dtype=None):

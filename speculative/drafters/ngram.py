@@ -54,6 +54,18 @@ def fit(texts, vocab_size, pad_id=0, eos_id=1, start_id=0):
                 pad_id, eos_id, start_id)
 
 
+def read_tokens(path):
+  """A file of token ids, a text a line, separated by blanks → list of lists. Raises ValueError naming a bad line."""
+  texts = []
+  with open(path, encoding='utf-8') as f:
+    for i, line in enumerate(f):
+      try:
+        texts.append([int(token) for token in line.split()])
+      except ValueError as e:
+        raise ValueError(f'{path}, line {i + 1}: {e}') from e
+  return texts
+
+
 def save(counts, path):
   """Writes `Counts` as a NumPy archive, under a temporary name first."""
   fields = {f.name: np.asarray(getattr(counts, f.name), np.int32) for f in dataclasses.fields(counts)}
