@@ -106,3 +106,12 @@ def test_bad_texts(zoo, texts, message):
 def test_other_vocabulary_is_refused(zoo):
   with pytest.raises(ValueError, match='do not fit: vocab_size'):
     speculative.generate(zoo.target, speculative.Model(zoo.drafts['small'].config, None), ['text'])
+
+
+def test_the_readme_s_code_runs(capsys):
+  readme = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'README.md')
+  with open(readme, encoding='utf-8') as f:
+    code = f.read().split('```python\n')[1].split('```')[0]
+  exec(code, {})
+  whole, streamed = capsys.readouterr().out.split('\n')
+  assert whole == repr([streamed])

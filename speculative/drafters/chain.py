@@ -13,6 +13,7 @@ from speculative.decoding.targets import Drafter
 from speculative.decoding.targets import Target
 from speculative.drafters.base import Sampler
 from speculative.drafters.base import as_drafter
+from speculative.drafters.model import AroundModel
 
 
 class ChainState(NamedTuple):
@@ -23,7 +24,7 @@ class ChainState(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class ChainDrafter:
+class ChainDrafter(AroundModel):
   """Drafts from `model`, by speculative decoding with `drafter`.
 
   Algorithm 1 inside of Algorithm 1: what comes out is distributed as the model's own drafts would be, so the q that is
@@ -46,14 +47,6 @@ class ChainDrafter:
     # What the outer loop rejects or adds, the inner drafter has missed too.
     self.drafter = as_drafter(self.drafter, self.refeed + 1)
     pairs.check_pair(self.model, self.drafter)
-
-  def __getattr__(self, name):  # vocab_size, eos_id, …: the model's
-    if name == 'model':
-      raise AttributeError(name)
-    return getattr(self.model, name)
-
-  def with_refeed(self, refeed):
-    return dataclasses.replace(self, refeed=max(refeed, self.refeed))
 
   @property
   def params(self):

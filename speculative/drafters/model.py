@@ -16,8 +16,20 @@ class ModelState(NamedTuple):
   first_positions: jax.Array
 
 
+class AroundModel:
+  """What drafters with a `model` and a `refeed` share: vocab_size, eos_id and so on are the model's."""
+
+  def __getattr__(self, name):
+    if name == 'model':
+      raise AttributeError(name)
+    return getattr(self.model, name)
+
+  def with_refeed(self, refeed):
+    return dataclasses.replace(self, refeed=max(refeed, self.refeed))
+
+
 @dataclasses.dataclass(eq=False)
-class ModelDrafter:
+class ModelDrafter(AroundModel):
   """Drafts with any target (`speculative.decoding.targets`), which encodes the input by itself.
 
   Attributes:
@@ -27,14 +39,6 @@ class ModelDrafter:
   """
   model: Any
   refeed: int = 2
-
-  def __getattr__(self, name):  # params, vocab_size, eos_id, …: the model's
-    if name == 'model':
-      raise AttributeError(name)
-    return getattr(self.model, name)
-
-  def with_refeed(self, refeed):
-    return dataclasses.replace(self, refeed=max(refeed, self.refeed))
 
   @property
   def prefill(self):
