@@ -2,6 +2,7 @@
 import os
 import re
 
+from speculative.checkpoints import gpt2
 from speculative.checkpoints import huggingface
 from speculative.checkpoints.pairs import check_pair
 
@@ -12,7 +13,7 @@ def load_model(path, dtype=None, mesh=None):
   """Loads a model, whatever wrote it.
 
   Args:
-    path: a Hugging Face T5 folder; `~` is the home directory.
+    path: a Hugging Face T5 or GPT-2 folder; `~` is the home directory.
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
       CPUs without bfloat16 instructions.
     mesh: not supported yet.
@@ -33,7 +34,8 @@ def load_model(path, dtype=None, mesh=None):
     raise ValueError(f'{path}: a file; load_model takes the folder of a checkpoint')
   names = sorted(os.listdir(path))
   if huggingface.CONFIG in names:
-    return huggingface.load(path, dtype)
+    kind = huggingface.read_json(os.path.join(path, huggingface.CONFIG)).get('model_type')
+    return (gpt2 if kind == 'gpt2' else huggingface).load(path, dtype)
   # Themselves, or folders of their steps.
   if 'checkpoint' in names or any(re.fullmatch(r'checkpoint_\d+', name) for name in names):
     raise ValueError(f'{path}: T5X checkpoints are not supported yet')

@@ -125,10 +125,10 @@ def load(path, dtype=None, vocabulary=None):
   """
   path = os.path.abspath(os.path.expanduser(path))
   dtype = resolve_dtype(dtype)
-  settings = _read_json(os.path.join(path, CONFIG))
+  settings = read_json(os.path.join(path, CONFIG))
   config = _read_config(path, settings)
   with contextlib.ExitStack() as stack:
-    files = _open_weights(path, stack)
+    files = open_weights(path, stack)
 
     def read(name):
       array = files[name].get_tensor(name)
@@ -179,7 +179,7 @@ def resolve_dtype(dtype=None):
   return jnp.dtype(name)
 
 
-def _read_json(file):
+def read_json(file):
   """A JSON object, as a dict."""
   try:
     with open(file, encoding='utf-8') as f:
@@ -193,13 +193,13 @@ def _read_json(file):
   return content
 
 
-def _open_weights(path, stack):
+def open_weights(path, stack):
   """Opens the safetensors files on the ExitStack → {parameter name: open file}."""
   index = os.path.join(path, INDEX)
   if os.path.exists(os.path.join(path, WEIGHTS)):
     shards = [WEIGHTS]
   elif os.path.exists(index):
-    weight_map = _read_json(index).get('weight_map')
+    weight_map = read_json(index).get('weight_map')
     if not isinstance(weight_map, dict) or not all(isinstance(s, str) for s in weight_map.values()):
       raise ValueError(f'{index}: no weight_map of parameters to files')
     shards = sorted(set(weight_map.values()))
@@ -275,7 +275,7 @@ def _read_config(path, settings):
     raise ValueError(f'{file}: feed_forward_proj {activation!r} is not supported, only relu and gated-gelu')
   generation = os.path.join(path, GENERATION)
   if settings.get('decoder_start_token_id') is None and os.path.exists(generation):
-    settings = settings | {'decoder_start_token_id': _read_json(generation).get('decoder_start_token_id')}
+    settings = settings | {'decoder_start_token_id': read_json(generation).get('decoder_start_token_id')}
   settings = {'eos_token_id': 1} | settings  # null: none
 
   def integer(key, default=None, least=1):
@@ -340,7 +340,7 @@ def _read_vocabulary(path, config):
   if not os.path.exists(file):
     return None
   tokenizer = os.path.join(path, TOKENIZER)
-  extra_ids = _read_json(tokenizer).get('extra_ids') if os.path.exists(tokenizer) else None
+  extra_ids = read_json(tokenizer).get('extra_ids') if os.path.exists(tokenizer) else None
   if extra_ids is None:
     extra_ids = 100 if Vocabulary(file).vocab_size + 100 <= config.vocab_size else 0
   return Vocabulary(file, extra_ids)
@@ -371,21 +371,29 @@ def save(model, path, dtype=None, overwrite=False):
     FileExistsError: something is there, and it is not to be, or too precious to be, overwritten.
     ValueError: the parameters are not those of the configuration.
   """
+  def write(folder):
+    tensors = _to_tensors(model, dtype)
+    write_weights(folder, tensors)
+    write_json(os.path.join(folder, CONFIG), _to_settings(model.config, tensors[EMBEDDINGS[0]].dtype.name))
+    write_json(os.path.join(folder, GENERATION), _special_ids(model.config))
+    if model.vocabulary:
+      _write_vocabulary(folder, model.vocabulary)
+
+  write_folder(path, write, overwrite)
+
+
+def write_folder(path, write, overwrite):
+  """Has `write(folder)` fill a folder, which gets its name when it is complete. Raises FileExistsError as `save` does."""
   path = os.path.realpath(os.path.expanduser(path))
   if os.path.exists(path):
     if not overwrite:
       raise FileExistsError(f'{path} exists; pass overwrite=True to replace it')
     if not os.path.exists(os.path.join(path, CONFIG)):
       raise FileExistsError(f'{path} exists and is not a Hugging Face model; it is not overwritten')
-  tensors = _to_tensors(model, dtype)
   temporary, old = f'{path}.tmp-{os.getpid()}', f'{path}.old-{os.getpid()}'
   os.makedirs(temporary)
   try:
-    safetensors.numpy.save_file(tensors, os.path.join(temporary, WEIGHTS), metadata={'format': 'pt'})
-    _write_json(os.path.join(temporary, CONFIG), _to_settings(model.config, tensors[EMBEDDINGS[0]].dtype.name))
-    _write_json(os.path.join(temporary, GENERATION), _special_ids(model.config))
-    if model.vocabulary:
-      _write_vocabulary(temporary, model.vocabulary)
+    write(temporary)
     if os.path.exists(path):
       os.rename(path, old)
     os.rename(temporary, path)
@@ -396,6 +404,11 @@ def save(model, path, dtype=None, overwrite=False):
     raise
   if os.path.exists(old):
     shutil.rmtree(old)
+
+
+def write_weights(folder, tensors):
+  """Writes {name: NumPy array} as model.safetensors."""
+  safetensors.numpy.save_file(tensors, os.path.join(folder, WEIGHTS), metadata={'format': 'pt'})
 
 
 def _to_tensors(model, dtype):
@@ -454,7 +467,7 @@ def _special_ids(config):
           'pad_token_id': config.pad_id}
 
 
-def _write_json(file, content):
+def write_json(file, content):
   with open(file, 'w', encoding='utf-8') as f:
     json.dump(content, f, indent=2, sort_keys=True)
     f.write('\n')
@@ -463,7 +476,7 @@ def _write_json(file, content):
 def _write_vocabulary(path, vocabulary):
   with open(os.path.join(path, SPIECE), 'wb') as f:
     f.write(vocabulary.proto)
-  _write_json(os.path.join(path, TOKENIZER), {
+  write_json(os.path.join(path, TOKENIZER), {
       'tokenizer_class': 'T5Tokenizer',
       'extra_ids': vocabulary.extra_ids,
       'legacy': False,  # SentencePiece's own treatment of spaces

@@ -28,7 +28,7 @@ def autoregressive_decode(target, inputs, config=DecodeConfig(), seed=0, row_ids
   result has no drafts: `rounds` counts target calls.
   """
   program = Program(Target.of(target), config.max_decode_len, config.filtered)
-  inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
+  inputs, row_keys = decode_inputs.prepare(target, inputs, config.max_decode_len, seed, row_ids)
   settings = config.rows(target, inputs.shape[0])
   out = run(program, target.params, settings, *prefill(program, target.params, inputs), row_keys)
   tokens, log_probs, lengths, finish_reason = jax.device_get(out)

@@ -4,12 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def prepare(target, inputs, seed, row_ids):
+def prepare(target, inputs, max_decode_len, seed, row_ids):
   """Checks a token batch and makes the rows' keys.
 
   Args:
-    target: with vocab_size and pad_id.
+    target: with vocab_size and pad_id, and perhaps check_inputs(inputs, max_decode_len), which may refuse them.
     inputs: int[B, S].
+    max_decode_len: int.
     seed: int in [0, 2³²), or [B].
     row_ids: int[B] in [0, 2³²), or None for 0 … B − 1.
 
@@ -26,6 +27,8 @@ def prepare(target, inputs, seed, row_ids):
   if bad.any():
     b, i = np.argwhere(bad)[0]
     raise ValueError(f'inputs[{b}, {i}] = {inputs[b, i]} is no token id: the vocabulary has {target.vocab_size}')
+  if hasattr(target, 'check_inputs'):
+    target.check_inputs(inputs, max_decode_len)
   batch = inputs.shape[0]
   seeds = _unsigned('seed', seed, batch)
   row_ids = _unsigned('row_ids', np.arange(batch) if row_ids is None else row_ids, batch)

@@ -67,7 +67,7 @@ def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
   pairs.check_pair(target, drafter)
   program = Program(Target.of(target), Drafter.of(drafter), gamma, config.max_decode_len, config.filtered)
   params = target.params, drafter.params
-  inputs, row_keys = decode_inputs.prepare(target, inputs, seed, row_ids)
+  inputs, row_keys = decode_inputs.prepare(target, inputs, config.max_decode_len, seed, row_ids)
   settings = config.rows(target, inputs.shape[0])
   return program, params, settings, prefill(program, params, settings, inputs, row_keys)
 

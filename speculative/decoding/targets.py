@@ -8,7 +8,8 @@ A target is any object with
   prefill(params, inputs int32[B, S], max_len) → cache: everything that is computed once; room for max_len decoded slots;
   extend(params, cache, tokens int32[B, T], positions int32[B]) → (logits[B, T, ≥ V], cache): writes tokens at positions
     positions[b] … positions[b] + T − 1 and sees nothing beyond; rolling back is passing a smaller position;
-  first(inputs) → (tokens int32[B], positions int32[B]): optional; where decoding starts (default: start_id at 0).
+  first(inputs) → (tokens int32[B], positions int32[B]): optional; where decoding starts (default: start_id at 0);
+  check_inputs(inputs, max_decode_len): optional; raises ValueError for inputs int[B, S] that the target cannot take.
 
 `prefill` and `extend` are pure and compare equal from call to call (plain functions, or properties that return the same
 function), so that a second call finds the program of the first. Every leaf of the cache has the batch axis first.

@@ -2,7 +2,10 @@
 import dataclasses
 from typing import Any
 
+from speculative.models import decoder_only
 from speculative.models import t5
+
+_MODULES = {t5.T5Config: t5, decoder_only.GPTConfig: decoder_only}
 
 
 @dataclasses.dataclass(eq=False)
@@ -10,13 +13,13 @@ class Model:
   """Satisfies the target protocol (`speculative.decoding`); wrapped, it also drafts.
 
   Attributes:
-    config: `t5.T5Config`.
-    params: tree of arrays, as `t5.init_params` lays it out.
+    config: `t5.T5Config` or `decoder_only.GPTConfig`.
+    params: tree of arrays, as the architecture's `init_params` lays it out.
     vocabulary: `speculative.data.vocabulary.Vocabulary`, or None (then every row of the embedding is a real id).
     dtype: operands' dtype in matrix products; None: the parameters' own.
     name: for tables and messages.
   """
-  config: t5.T5Config
+  config: t5.T5Config | decoder_only.GPTConfig
   params: Any
   vocabulary: Any = None
   dtype: str | None = None
@@ -42,9 +45,23 @@ class Model:
   @property
   def prefill(self):
     """prefill(params, inputs int32[B, S], max_len) → cache."""
-    return t5.decoding_functions(self.config, self.dtype)[0]
+    return self._functions[0]
 
   @property
   def extend(self):
     """extend(params, cache, tokens int32[B, T], positions int32[B]) → (logits float32[B, T, rows], cache)."""
-    return t5.decoding_functions(self.config, self.dtype)[1]
+    return self._functions[1]
+
+  @property
+  def first(self):
+    """first(inputs int32[B, S]) → (tokens int32[B], positions int32[B]) to decode from; None: start_id, 0."""
+    return self._functions[2]
+
+  def check_inputs(self, inputs, max_decode_len):
+    """Raises ValueError for inputs int[B, S] that this architecture cannot take."""
+    if hasattr(self.config, 'check_inputs'):
+      self.config.check_inputs(inputs, max_decode_len)
+
+  @property
+  def _functions(self):
+    return _MODULES[type(self.config)].decoding_functions(self.config, self.dtype)

@@ -242,7 +242,7 @@ class T5(nn.Module):
 
 @functools.lru_cache(maxsize=None)
 def decoding_functions(config, dtype=None):
-  """(prefill, extend) of the target protocol as pure functions; the same objects for equal configurations."""
+  """(prefill, extend, first) of the target protocol as pure functions; the same objects for equal configurations."""
   module = T5(config, dtype)
 
   def prefill(params, inputs, max_len):
@@ -251,7 +251,7 @@ def decoding_functions(config, dtype=None):
   def extend(params, cache, tokens, positions):
     return module.apply({'params': params}, cache, tokens, positions, method=T5.extend)
 
-  return prefill, extend
+  return prefill, extend, None  # decoding starts with start_id at position 0
 
 
 def init_params(config, key):
