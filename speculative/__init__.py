@@ -15,6 +15,8 @@ from speculative.data.packaged import load_pretrained
 from speculative.decoding.adaptive import AdaptiveGamma
 from speculative.decoding.adaptive import adaptive_decode
 from speculative.decoding.autoregressive import autoregressive_decode
+from speculative.decoding.beam import BeamResult
+from speculative.decoding.beam import beam_decode
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.speculative import speculative_decode
 from speculative.decoding.state import DecodeResult
@@ -23,5 +25,6 @@ from speculative.models.model import Model
 from speculative.text import generate
 from speculative.text import stream
 
-__all__ = ['AdaptiveGamma', 'DecodeConfig', 'DecodeResult', 'FinishReason', 'Model', 'adaptive_decode',
-           'autoregressive_decode', 'generate', 'load_model', 'load_pretrained', 'speculative_decode', 'stream']
+__all__ = ['AdaptiveGamma', 'BeamResult', 'DecodeConfig', 'DecodeResult', 'FinishReason', 'Model', 'adaptive_decode',
+           'autoregressive_decode', 'beam_decode', 'generate', 'load_model', 'load_pretrained', 'speculative_decode',
+           'stream']
