@@ -22,3 +22,16 @@ def tiny_draft(tiny):
   keys = jax.random.split(jax.random.key(1), len(leaves))
   noisy = [a + .25 * jax.numpy.std(a) * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys)]
   return model.Model(TINY, jax.tree.unflatten(tree, noisy))
+
+
+# Here compiling takes longer than running what was compiled.
+QUICKLY_COMPILED = (
+    'test_beam', 'test_decoder_only', 'test_decoding', 'test_drafters', 'test_settings', 'test_text', 'test_training')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def compile_quickly(request):
+  """Small models are compiled without XLA's costly optimisations, which halves the time of these files."""
+  jax.config.update('jax_disable_most_optimizations', request.module.__name__.split('.')[-1] in QUICKLY_COMPILED)
+  yield
+  jax.config.update('jax_disable_most_optimizations', False)
