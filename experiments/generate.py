@@ -61,6 +61,8 @@ def generate(output_dir, dry_run=False, texts=(), *, draft='small', task='ende',
   loaded = zoos.zoo(dry_run=dry_run)
   if dry_run:
     return
+  if task not in loaded.texts:
+    raise command.UsageError(f'generate.task = {task!r}: there are {", ".join(loaded.texts)}')
   loaded.more = tuple(packaged.MORE)[:len(loaded.drafts)]  # a chain needs two
   drafters = loaded.drafters(task)
   if draft is not None and draft not in drafters:

@@ -3,6 +3,7 @@
 `_layout` is the whole mapping between the two namings; loading and saving both read it.
 """
 import contextlib
+import functools
 import os
 import re
 
@@ -30,7 +31,7 @@ def _layout(config):
              ('final_norm/bias', 'ln_f.bias')]
   for i in range(config.num_layers):
     for ours, theirs in (('attention_norm', 'ln_1'), ('mlp_norm', 'ln_2')):
-      entries += [(f'layer_{i}/{ours}/scale', f'h.{i}.{theirs}.weight'), (f'layer_{i}/{ours}/bias', f'h.{i}.{theirs}.bias')]
+      entries += [(f'layer_{i}/{ours}/{leaf}', f'h.{i}.{theirs}.{name}') for leaf, name in (('scale', 'weight'), ('bias',) * 2)]
     for ours, theirs in (('qkv', 'attn.c_attn'), ('out', 'attn.c_proj'), ('wi', 'mlp.c_fc'), ('wo', 'mlp.c_proj')):
       entries += [(f'layer_{i}/{ours}/{leaf}', f'h.{i}.{theirs}.{leaf}') for leaf in ('weight', 'bias')]
   return entries
@@ -72,7 +73,7 @@ def load(path, dtype=None):
       if found != shapes[leaf]:
         raise ValueError(f'{path}: parameter {names[theirs]} has shape {found}, config.json asks for {shapes[leaf]}')
     if _HEAD in names and not np.array_equal(read(_HEAD), read('wte.weight')):
-      raise ValueError(f'{path}: parameter {names[_HEAD]} differs from the embedding; a head of its own is not supported')
+      raise ValueError(f'{path}: parameter {names[_HEAD]} differs from the embedding; an untied head is not supported')
     params = {leaf: jnp.asarray(_to_ours(leaf, read(theirs).astype(dtype), config)) for leaf, theirs in layout}
   return Model(config, traverse_util.unflatten_dict(params, sep='/'), name=os.path.basename(path))
 
@@ -109,13 +110,7 @@ def _read_config(path):
   if settings.get('activation_function', _GELU[0]) not in _GELU:
     raise ValueError(f'{file}: activation_function {settings["activation_function"]!r} is not supported, only {_GELU[0]}')
 
-  def integer(key, default=None, least=1):
-    value = settings.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < least:
-      raise ValueError(f'{file}: {key} must be an integer ≥ {least}, not {value!r}')
-    return value
-
+  integer = functools.partial(huggingface.read_integer, file, settings)
   width, eos = integer('n_embd', 768), integer('eos_token_id', -1, -1)
   return decoder_only.GPTConfig(
       vocab_size=integer('vocab_size'), d_model=width, d_ff=integer('n_inner', 4 * width), num_heads=integer('n_head', 12),

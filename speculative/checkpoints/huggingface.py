@@ -193,6 +193,15 @@ def read_json(file):
   return content
 
 
+def read_integer(file, settings, key, default=None, least=1):
+  """settings[key], or the default where it is absent or null. Raises ValueError naming file and key for anything else."""
+  value = settings.get(key)
+  value = default if value is None else value
+  if not isinstance(value, int) or value < least:
+    raise ValueError(f'{file}: {key} must be an integer ≥ {least}, not {value!r}')
+  return value
+
+
 def open_weights(path, stack):
   """Opens the safetensors files on the ExitStack → {parameter name: open file}."""
   index = os.path.join(path, INDEX)
@@ -278,12 +287,7 @@ def _read_config(path, settings):
     settings = settings | {'decoder_start_token_id': read_json(generation).get('decoder_start_token_id')}
   settings = {'eos_token_id': 1} | settings  # null: none
 
-  def integer(key, default=None, least=1):
-    value = settings.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < least:
-      raise ValueError(f'{file}: {key} must be an integer ≥ {least}, not {value!r}')
-    return value
+  integer = functools.partial(read_integer, file, settings)
 
   def number(key, default):
     value = settings.get(key, default)
