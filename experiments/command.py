@@ -65,5 +65,9 @@ def main(experiment, positional=None):
       if FLAGS.verbosity > 0:
         raise
       sys.exit('error: ' + str(e).split('\n')[0])  # gin adds where it was called from
+    except RuntimeError as e:
+      if 'Required bindings' not in str(e):  # gin's words for a parameter that must be given
+        raise
+      sys.exit('error: ' + str(e).split('\n')[0])
 
   app.run(run, argv=rest)

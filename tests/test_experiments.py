@@ -96,7 +96,7 @@ def test_counts_of_tokens_and_of_texts_are_the_same(tmp_path):
 
 
 @pytest.mark.parametrize('experiment,arguments,named', [
-    ('ngrams', [], 'ngrams.tokens'), ('package', [], 'package.data_dir'),
+    ('ngrams', [], 'ngrams.tokens'), ('package', [], 'data_dir'),
     ('generate', ["--gin.generate.task='ende '", 'text'], "task = 'ende '"), ('ngrams', ["--gin.ngrams.tokens='missing'", '--gin.ngrams.vocab_size=9'], 'missing'),
     ('alpha', ["--gin.zoo.more=('copying', 'oracle')"], 'oracle')])
 def test_experiments_refuse_bad_input(experiment, arguments, named):
