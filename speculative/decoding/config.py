@@ -70,7 +70,7 @@ class DecodeConfig:
     target's vocabulary."""
     longest = self.max_decode_len if self.row_max_decode_len is None else self.row_max_decode_len
     return RowSettings(
-        per_row('temperature', self.temperature, batch, np.float32), per_row('top_k', self.top_k, batch, np.int32),
+        per_row('temperature', self.temperature, batch, np.float32), per_row('top_k', np.minimum(self.top_k, np.iinfo(np.int32).max), batch, np.int32),
         per_row('top_p', self.top_p, batch, np.float32), per_row('lenience', self.lenience, batch, np.float32),
         per_row('min_decode_len', self.min_decode_len, batch, np.int32),
         per_row('row_max_decode_len', longest, batch, np.int32),
