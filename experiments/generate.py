@@ -21,7 +21,6 @@ import rich.text
 from experiments import command
 from experiments import zoo as zoos
 from speculative import text as decoding
-from speculative.data import batching
 from speculative.data import packaged
 from speculative.decoding.config import DecodeConfig
 from speculative.measure import trace as tracing
@@ -74,9 +73,9 @@ def generate(output_dir, dry_run=False, texts=(), *, draft='small', task='ende',
     return decoding.decode_texts(loaded.target, drafter, texts, config, seed, truncate=truncate)
 
   if drafter is not None and (flags.FLAGS.trace or page):
-    inputs = batching.encode_batch(loaded.vocabulary, texts, truncate=truncate)
+    inputs = decoding.encode(loaded.target, texts, truncate)
     result, rows = tracing.record(loaded.target, drafter, inputs, config, seed)
-    outputs = [loaded.vocabulary.decode(tokens[:n]) for tokens, n in zip(result.tokens, result.lengths)]
+    outputs = decoding.texts_of(result, loaded.vocabulary)
   else:
     outputs, result = decode(drafter)
   if drafter is not None and flags.FLAGS.trace:

@@ -35,12 +35,10 @@ def ngrams(output_dir, dry_run=False, *, tokens=None, texts=None, vocabulary=Non
   if dry_run:
     return
   if texts:
-    pieces = Vocabulary(vocabulary, extra_ids)
-    ids = [[*pieces.encode(reference), pieces.eos_id] for _, reference in packaged.read_texts(texts)]
-    vocab_size, pad_id, eos_id, start_id = pieces.vocab_size, pieces.pad_id, pieces.eos_id, pieces.pad_id
+    references = [reference for _, reference in packaged.read_texts(texts)]
+    counts = ngram.fit_texts(references, Vocabulary(vocabulary, extra_ids))
   else:
-    ids = ngram.read_tokens(tokens)
-  counts = ngram.fit(ids, vocab_size, pad_id, eos_id, start_id)
+    counts = ngram.fit(ngram.read_tokens(tokens), vocab_size, pad_id, eos_id, start_id)
   os.makedirs(output_dir, exist_ok=True)
   path = os.path.join(output_dir, 'counts.npz')
   ngram.save(counts, path)

@@ -8,6 +8,7 @@ import shutil
 import gin
 
 from experiments import command
+from speculative import checkpoints
 from speculative.checkpoints import huggingface
 from speculative.data import batching
 from speculative.data import packaged
@@ -38,17 +39,15 @@ def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.RE
   for name in names:
     model = huggingface.load(os.path.join(runs_dir, name, 'model'), 'bfloat16')
     model.vocabulary = None  # one file serves all three
-    huggingface.save(model, os.path.join(packaged.FOLDER, name), overwrite=True)
+    checkpoints.save_model(model, os.path.join(packaged.FOLDER, name), overwrite=True)
   for task in packaged.TASKS:
     pairs = packaged.read_texts(os.path.join(data_dir, f'{task}.test.tsv'))
     with open(os.path.join(packaged.FOLDER, 'texts', f'{task}.tsv'), 'w', encoding='utf-8') as f:
       for pair in pairs:
         if len(vocabulary.encode(pair[0])) < batching.BUCKETS[-1]:
           f.write('\t'.join(pair) + '\n')
-    targets = [[*vocabulary.encode(reference), vocabulary.eos_id]
-               for _, reference in packaged.read_texts(os.path.join(data_dir, f'{task}.train.tsv'))]
-    ngram.save(ngram.fit(targets, vocabulary.vocab_size, vocabulary.pad_id, vocabulary.eos_id, vocabulary.pad_id),
-               os.path.join(packaged.FOLDER, 'ngrams', f'{task}.npz'))
+    references = [reference for _, reference in packaged.read_texts(os.path.join(data_dir, f'{task}.train.tsv'))]
+    ngram.save(ngram.fit_texts(references, vocabulary), os.path.join(packaged.FOLDER, 'ngrams', f'{task}.npz'))
   size = sum(os.path.getsize(os.path.join(packaged.FOLDER, name, huggingface.WEIGHTS)) for name in names)
   print(f'weights: {size / 1e6:.1f} MB in all')
 

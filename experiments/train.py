@@ -13,7 +13,6 @@ import jax
 
 from experiments import command
 from speculative import checkpoints
-from speculative.checkpoints import huggingface
 from speculative.data.vocabulary import Vocabulary
 from speculative.models import t5
 from speculative.models.model import Model
@@ -72,8 +71,8 @@ def train(output_dir, dry_run=False, *, config=gin.REQUIRED, data_dir=gin.REQUIR
   start = time.time()
   params = training.train(config, params, examples('train'), examples('validation'), output_dir=output_dir,
                           steps=steps, learning_rate=learning_rate, seed=seed, log=log, **settings)
-  huggingface.save(Model(config, params, vocabulary), os.path.join(output_dir, 'model'), dtype='bfloat16',
-                   overwrite=True)
+  checkpoints.save_model(Model(config, params, vocabulary), os.path.join(output_dir, 'model'), dtype='bfloat16',
+                         overwrite=True)
 
 
 if __name__ == '__main__':

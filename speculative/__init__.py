@@ -11,6 +11,7 @@ The life of a request:
 Start reading at `algorithm.py`: Algorithm 1 of the paper; then `decoding/speculative.py`: the loop around it.
 """
 from speculative.checkpoints import load_model
+from speculative.checkpoints import save_model
 from speculative.data.packaged import load_pretrained
 from speculative.decoding.adaptive import AdaptiveGamma
 from speculative.decoding.adaptive import adaptive_decode
@@ -26,5 +27,5 @@ from speculative.text import generate
 from speculative.text import stream
 
 __all__ = ['AdaptiveGamma', 'BeamResult', 'DecodeConfig', 'DecodeResult', 'FinishReason', 'Model', 'adaptive_decode',
-           'autoregressive_decode', 'beam_decode', 'generate', 'load_model', 'load_pretrained', 'speculative_decode',
-           'stream']
+           'autoregressive_decode', 'beam_decode', 'generate', 'load_model', 'load_pretrained', 'save_model',
+           'speculative_decode', 'stream']

@@ -41,7 +41,7 @@ def accept(p, q, x, r, lenience=1.0):
 
 def accepted_length(accepted):
   """bool[B, γ] → n int32[B], the length of the accepted prefix."""
-  return jnp.sum(jnp.cumprod(accepted.astype(jnp.int32), axis=1), axis=1)
+  return jnp.sum(jnp.cumprod(accepted, axis=1, dtype=jnp.int32), axis=1, dtype=jnp.int32)
 
 
 def replacement(p, q, n):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from speculative.checks import check_integer
 from speculative.decoding import speculative as loop
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.state import FinishReason
@@ -32,8 +33,10 @@ def check_drafter(target, drafter, inputs, config=DecodeConfig(temperature=1.0),
 
   Raises:
     AssertionError: the drafter breaks the protocol, or draws from something else than q; the message says what.
-    ValueError: as for `speculative_decode`.
+    TypeError, ValueError: as for `speculative_decode`.
   """
+  check_integer('copies', copies, 1)
+  check_integer('rounds', rounds, 1)
   drafter = as_drafter(drafter)
   for name in ('prefill', 'draft'):
     a, b = getattr(drafter, name), getattr(drafter, name)
@@ -84,7 +87,7 @@ def _recorded(drafter, gamma, vocab_size):
   def prefill(params, inputs, max_len):
     batch = inputs.shape[0]
     return (drafter.prefill(params, inputs, max_len), jnp.zeros((batch, gamma), jnp.int32),
-            jnp.zeros((batch, gamma, vocab_size)), jnp.ones(batch, bool))
+            jnp.zeros((batch, gamma, vocab_size), jnp.float32), jnp.ones(batch, bool))
 
   def draft(params, state, tokens, lengths, gamma, sample):
     x, q, inner = drafter.draft(params, state[0], tokens, lengths, gamma, sample)
@@ -95,6 +98,6 @@ def _recorded(drafter, gamma, vocab_size):
     unread = jnp.all(again[0] == x, axis=1) & jnp.all(jnp.abs(again[1] - q) < 1e-3, axis=(1, 2))
     return x, q, (inner, x.astype(jnp.int32), q, unread)
 
-  ids = {name: getattr(drafter, name) for name in ('vocab_size', 'pad_id', 'eos_id', 'start_id', 'vocabulary')
+  ids = {name: getattr(drafter, name) for name in ('vocab_size', 'pad_id', 'eos_id', 'start_id', 'vocabulary', 'check_inputs')
          if hasattr(drafter, name)}
   return types.SimpleNamespace(params=drafter.params, prefill=prefill, draft=draft, **ids)

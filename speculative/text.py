@@ -2,6 +2,7 @@
 import jax
 import numpy as np
 
+from speculative.checks import check_integer
 from speculative.data import batching
 from speculative.decoding import speculative as loop
 from speculative.decoding.autoregressive import autoregressive_decode
@@ -33,12 +34,17 @@ def decode_texts(target, drafter, texts, config=DecodeConfig(), seed=0, *, trunc
   """As `generate`, and the `DecodeResult` with it: (list of str, DecodeResult)."""
   if isinstance(texts, str):
     raise ValueError('texts must be a list of texts, not one text')
-  inputs = _encode(target, texts, truncate)
+  inputs = encode(target, texts, truncate)
   if drafter is None:
     result = autoregressive_decode(target, inputs, config, seed, row_ids)
   else:
     result = loop.speculative_decode(target, drafter, inputs, config, seed, row_ids)
-  return [target.vocabulary.decode(np.asarray(row[:n])) for row, n in zip(result.tokens, result.lengths)], result
+  return texts_of(result, target.vocabulary), result
+
+
+def texts_of(result, vocabulary):
+  """The texts of a `DecodeResult`: list of str."""
+  return [vocabulary.decode(np.asarray(row[:n])) for row, n in zip(result.tokens, result.lengths)]
 
 
 def stream(target, drafter, text, config=DecodeConfig(), seed=0, *, truncate=False, rounds=1):
@@ -55,9 +61,10 @@ def stream(target, drafter, text, config=DecodeConfig(), seed=0, *, truncate=Fal
   Raises:
     ValueError: as for `generate`, at once, not at the first piece.
   """
-  if rounds < 1:
-    raise ValueError(f'rounds = {rounds}: must be at least 1')
-  program, params, settings, state = loop.start(target, drafter, _encode(target, [text], truncate), config, seed)
+  check_integer('rounds', rounds, 1)
+  if not isinstance(text, str):
+    raise ValueError(f'text = {text!r}: stream decodes one text, a str')
+  program, params, settings, state = loop.start(target, drafter, encode(target, [text], truncate), config, seed)
 
   def pieces(state):
     shown, running = 0, True
@@ -74,7 +81,10 @@ def stream(target, drafter, text, config=DecodeConfig(), seed=0, *, truncate=Fal
   return pieces(state)
 
 
-def _encode(target, texts, truncate):
+def encode(target, texts, truncate=False):
+  """Texts as the target takes them: int32[B, S]. They end with EOS, but a prompt, which the target continues, does not."""
   if getattr(target, 'vocabulary', None) is None:
-    raise ValueError(f'{getattr(target, "name", "") or "the target"} has no vocabulary: decode token ids with speculative_decode')
-  return batching.encode_batch(target.vocabulary, texts, truncate=truncate)
+    raise ValueError(f'{getattr(target, "name", "") or "the target"} has no vocabulary: decode token ids with '
+                     'speculative_decode')
+  return batching.encode_batch(target.vocabulary, texts, truncate=truncate,
+                               eos=getattr(target, 'first', None) is None)

@@ -1,7 +1,6 @@
 """Beam search: against exhaustive search, against a plain one in NumPy, and the speculative against the plain."""
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 

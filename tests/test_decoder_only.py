@@ -15,13 +15,14 @@ import pytest
 import safetensors.numpy
 
 import speculative
-from speculative.checkpoints import gpt2
+from speculative.data.vocabulary import Vocabulary
 from speculative.drafters.chain import ChainDrafter
 from speculative.drafters.copying import CopyingDrafter
 from speculative.models import decoder_only
 from tests import toys
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data', 'gpt2')
+VOCABULARY = os.path.join(os.path.dirname(DATA), 'vocabulary', 'spiece.model')
 
 
 @pytest.fixture(scope='module')
@@ -82,7 +83,7 @@ def test_a_row_is_as_it_is_alone(model, draft, expected):
   """Also with a longer row beside it, whose prompt makes the batch wider."""
   config = speculative.DecodeConfig(gamma=2, max_decode_len=12, temperature=1.0)
   together = speculative.speculative_decode(model, draft, expected['prompts'], config, 3)
-  for b, length in enumerate((5, 9, 2, 7)):
+  for b, length in ((0, 5), (2, 2)):
     alone = speculative.speculative_decode(model, draft, expected['prompts'][b:b + 1, :length], config, 3, [b])
     np.testing.assert_array_equal(alone.tokens[0], together.tokens[b])
 
@@ -126,7 +127,7 @@ def test_prompts_that_do_not_fit(model, draft):
                  lambda x, c: speculative.autoregressive_decode(model, x, c)):
     with pytest.raises(ValueError, match=r'inputs\[1\] is all padding'):
       decode(np.array([[2, 3], [0, 0]]), config)
-    with pytest.raises(ValueError, match='a prompt of 5 tokens and max_decode_len = 60 need 65 positions, .* has 64'):
+    with pytest.raises(ValueError, match='a prompt of 5 tokens and up to 60 behind it need 65 positions, .* has 64'):
       decode(np.array([[2, 3, 0, 4, 5]]), config)
 
 
@@ -142,7 +143,7 @@ def test_the_last_position_is_used(model, expected):
 
 
 def test_saved_and_loaded(model, tmp_path):
-  gpt2.save(model, tmp_path / 'saved')
+  speculative.save_model(model, tmp_path / 'saved')
   again = speculative.load_model(tmp_path / 'saved', 'float32')
   assert again.config == model.config
   jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
@@ -153,7 +154,42 @@ def test_saved_and_loaded(model, tmp_path):
   for name, array in ours.items():
     np.testing.assert_array_equal(array, theirs[name])
   with pytest.raises(FileExistsError, match='overwrite=True'):
-    gpt2.save(model, tmp_path / 'saved')
+    speculative.save_model(model, tmp_path / 'saved')
+
+
+def test_a_head_of_its_own(model, expected, tmp_path):
+  """Twice the embedding gives twice the logits; saved as Transformers has it, [out, in]."""
+  config = dataclasses.replace(model.config, tied=False)
+  untied = speculative.Model(config, {**model.params, 'head': 2 * model.params['embedding'].T})
+  logits = decoder_only.DecoderOnly(config).apply({'params': untied.params}, expected['tokens'])
+  np.testing.assert_allclose(logits, 2 * expected['logits'], atol=2e-4 * np.ptp(expected['logits']))
+  speculative.save_model(untied, tmp_path / 'saved')
+  tensors = safetensors.numpy.load_file(tmp_path / 'saved' / 'model.safetensors')
+  np.testing.assert_array_equal(tensors['lm_head.weight'], 2 * tensors['wte.weight'])
+  assert json.loads((tmp_path / 'saved' / 'config.json').read_text())['tie_word_embeddings'] is False
+  again = speculative.load_model(tmp_path / 'saved', 'float32')
+  assert again.config == config
+  jax.tree.map(np.testing.assert_array_equal, again.params, untied.params)
+
+
+def test_texts_are_prompts(tmp_path):
+  """Without an EOS, which would end what is to be continued; the vocabulary is saved and loaded with the model."""
+  vocabulary = Vocabulary(VOCABULARY)
+  config = decoder_only.GPTConfig(vocab_size=vocabulary.vocab_size, d_model=16, d_ff=16, num_heads=1, num_layers=1,
+                                  max_positions=64, pad_id=vocabulary.pad_id, eos_id=vocabulary.eos_id)
+  model = speculative.Model(config, decoder_only.init_params(config, jax.random.key(0)), vocabulary)
+  speculative.save_model(model, tmp_path / 'saved')
+  again = speculative.load_model(tmp_path / 'saved', 'float32')
+  assert again.vocabulary.fingerprint == vocabulary.fingerprint
+  texts = ['a house', 'a']
+  ids = [vocabulary.encode(text) for text in texts]
+  inputs = np.array([row + [vocabulary.pad_id] * (len(ids[0]) - len(row)) for row in ids])
+  decode_config = speculative.DecodeConfig(gamma=2, max_decode_len=8, min_decode_len=8)
+  expected = speculative.autoregressive_decode(model, inputs, decode_config)
+  expected = [vocabulary.decode(row) for row in expected.tokens]
+  assert speculative.generate(again, again, texts, decode_config) == expected
+  assert speculative.generate(again, None, texts, decode_config) == expected
+  assert ''.join(speculative.stream(again, again, texts[0], decode_config)) == expected[0]
 
 
 @pytest.fixture
@@ -164,9 +200,12 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize('change,message', [
     (lambda t: t.pop('transformer.h.1.mlp.c_fc.bias'), 'h.1.mlp.c_fc.bias is missing'),
-    (lambda t: t.update({'transformer.h.2.ln_1.weight': np.ones(32, np.float32)}), 'h.2.ln_1.weight is unknown'),
+    (lambda t: [t.pop(name) for name in list(t) if '.h.1.' in name], 'layer h.1 is missing'),
+    (lambda t: t.update({'transformer.h.2.ln_1.weight': np.ones(32, np.float32)}), 'layer h.2 is too many'),
+    (lambda t: t.update({'transformer.ln_x.weight': np.ones(32, np.float32)}), 'ln_x.weight is unknown'),
+    (lambda t: t.update({'ln_f.bias': np.ones(32, np.float32)}), 'ln_f.bias is there twice, as .*ln_f.bias and as '),
     (lambda t: t.update({'transformer.wpe.weight': np.ones((9, 32), np.float32)}), r'wpe.weight has shape \(9, 32\)'),
-    (lambda t: t.update({'lm_head.weight': np.ones((96, 32), np.float32)}), 'differs from the embedding'),
+    (lambda t: t.update({'lm_head.weight': np.ones((96, 32), np.float32)}), 'differs from wte.weight'),
     (lambda t: t.update({'transformer.ln_f.bias': np.ones(32, np.int8)}), 'quantised')])
 def test_damaged_weights(folder, change, message):
   file = folder / 'model.safetensors'
@@ -191,12 +230,20 @@ def test_what_old_files_hold_besides(folder, model):
 @pytest.mark.parametrize('change,message', [
     ({'scale_attn_by_inverse_layer_idx': True}, 'scale_attn_by_inverse_layer_idx'),
     ({'activation_function': 'relu'}, "'relu' is not supported"), ({'n_layer': 0}, 'n_layer'),
-    ({'n_head': 5}, 'not a multiple'), ({'tie_word_embeddings': False}, 'tie_word_embeddings')])
+    ({'n_head': 5}, 'not a multiple'), ({'tie_word_embeddings': False}, 'lm_head.weight is missing')])
 def test_bad_configurations(folder, change, message):
   file = folder / 'config.json'
   file.write_text(json.dumps(json.loads(file.read_text()) | change))
   with pytest.raises(ValueError, match=message):
     speculative.load_model(folder)
+
+
+def test_an_eos_beyond_the_vocabulary_is_none(folder):
+  """Transformers writes GPT-2's own (50256) into every small model."""
+  file = folder / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | {'eos_token_id': 50256, 'pad_token_id': None}))
+  loaded = speculative.load_model(folder)
+  assert (loaded.eos_id, loaded.pad_id) == (-1, 0)
 
 
 def test_dropout_and_its_absence(model, expected):

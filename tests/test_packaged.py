@@ -40,20 +40,18 @@ def check_greedy_tokens(zoo, task, gamma, batches):
 
 
 @pytest.mark.parametrize('task', packaged.TASKS)
-def test_greedy_tokens_equal_autoregressive_on_all_texts(zoo, task):
-  """Invariant 9."""
-  total, near_ties = check_greedy_tokens(zoo, task, 3, batches(zoo, task))
-  assert total > 10000 and near_ties == 0
+def test_greedy_tokens_equal_autoregressive(zoo, task):
+  """Invariant 9 on 128 texts of each task, short and long ones."""
+  total, near_ties = check_greedy_tokens(zoo, task, 3, list(batches(zoo, task))[1::4][:2])
+  assert total > 1500 and near_ties == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('gamma', [1, 7])
+@pytest.mark.parametrize('gamma', [1, 3, 7])
 @pytest.mark.parametrize('task', packaged.TASKS)
-def test_greedy_tokens_equal_autoregressive_at_other_gammas(zoo, task, gamma):
-  """256 texts of each task, every length among them."""
-  some = list(batches(zoo, task))[::2][:4]
-  total, near_ties = check_greedy_tokens(zoo, task, gamma, some)
-  assert total > 1500 and near_ties == 0
+def test_greedy_tokens_equal_autoregressive_on_all_texts(zoo, task, gamma):
+  total, near_ties = check_greedy_tokens(zoo, task, gamma, batches(zoo, task))
+  assert total > 10000 and near_ties == 0
 
 
 def test_every_text_ends_or_meets_the_limit(zoo):

@@ -5,8 +5,9 @@ import re
 from speculative.checkpoints import gpt2
 from speculative.checkpoints import huggingface
 from speculative.checkpoints.pairs import check_pair
+from speculative.models.decoder_only import GPTConfig
 
-__all__ = ['check_pair', 'load_model']
+__all__ = ['check_pair', 'load_model', 'save_model']
 
 
 def load_model(path, dtype=None, mesh=None):
@@ -44,3 +45,19 @@ def load_model(path, dtype=None, mesh=None):
   found = ', '.join(names[:8]) + (', …' if len(names) > 8 else '') if names else 'nothing'
   raise ValueError(f'{path}: not a checkpoint of a known format. Hugging Face: a folder with config.json. '
                    f'This one holds {found}')
+
+
+def save_model(model, path, dtype=None, overwrite=False):
+  """Writes a model as a folder that Transformers reads, T5 or GPT-2. The folder appears only when it is complete.
+
+  Args:
+    model: `Model`.
+    path: the folder to write.
+    dtype: of the saved parameters, 'float32' or 'bfloat16'. None: each parameter's own.
+    overwrite: replace a model folder that is there already.
+
+  Raises:
+    FileExistsError: something is there, and it is not to be, or too precious to be, overwritten.
+    ValueError: the parameters are not those of the configuration.
+  """
+  (gpt2 if isinstance(model.config, GPTConfig) else huggingface).save(model, path, dtype, overwrite)

@@ -8,7 +8,6 @@ import os
 import re
 
 from flax import traverse_util
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,14 +20,14 @@ _BUFFER = re.compile(r'h\.\d+\.attn\.(masked_)?bias')
 _PREFIX, _HEAD = 'transformer.', 'lm_head.weight'
 _GELU = 'gelu_new', 'gelu_pytorch_tanh'
 # Variants that compute something else; each must have the value given here, or be absent.
-_VARIANTS = {'scale_attn_weights': True, 'scale_attn_by_inverse_layer_idx': False, 'add_cross_attention': False,
-             'tie_word_embeddings': True}
+_VARIANTS = {'scale_attn_weights': True, 'scale_attn_by_inverse_layer_idx': False, 'add_cross_attention': False}
 
 
 def _layout(config):
-  """[(path in the parameter tree, Hugging Face name)]. Their matrices are [in, out], as ours; see `_to_ours` for qkv."""
+  """[(path in the parameter tree, Hugging Face name)]. Their matrices are [in, out], as ours, but for the head; see
+  `_to_ours` for it and qkv."""
   entries = [('embedding', 'wte.weight'), ('positions', 'wpe.weight'), ('final_norm/scale', 'ln_f.weight'),
-             ('final_norm/bias', 'ln_f.bias')]
+             ('final_norm/bias', 'ln_f.bias')] + ([] if config.tied else [('head', _HEAD)])
   for i in range(config.num_layers):
     for ours, theirs in (('attention_norm', 'ln_1'), ('mlp_norm', 'ln_2')):
       entries += [(f'layer_{i}/{ours}/{leaf}', f'h.{i}.{theirs}.{name}') for leaf, name in (('scale', 'weight'), ('bias',) * 2)]
@@ -38,66 +37,60 @@ def _layout(config):
 
 
 def _to_ours(leaf, array, config, back=False):
-  """Columns (q, k, v) × heads × d_kv → heads × (q, k, v) × d_kv, or back."""
+  """The head's [out, in] → [in, out]; columns (q, k, v) × heads × d_kv → heads × (q, k, v) × d_kv; or back."""
+  if leaf == 'head':
+    return array.T
   if '/qkv/' not in leaf:
     return array
   groups = (config.num_heads, 3) if back else (3, config.num_heads)
   return array.reshape(*array.shape[:-1], *groups, config.d_kv).swapaxes(-3, -2).reshape(array.shape)
 
 
-def load(path, dtype=None):
-  """Reads a GPT-2 model. Arguments and errors as for `huggingface.load`; the model has no vocabulary."""
+def load(path, dtype=None, vocabulary=None):
+  """Reads a GPT-2 model. Arguments and errors as for `huggingface.load`."""
   path = os.path.abspath(os.path.expanduser(path))
   dtype = huggingface.resolve_dtype(dtype)
   config = _read_config(path)
-  layout = _layout(config)
   with contextlib.ExitStack() as stack:
     files = huggingface.open_weights(path, stack)
-    names = {name.removeprefix(_PREFIX): name for name in files}
-    names = {short: name for short, name in names.items() if not _BUFFER.fullmatch(short)}
+    names = {}
+    for name in files:
+      short = name.removeprefix(_PREFIX)
+      if short in names:
+        raise ValueError(f'{path}: parameter {short} is there twice, as {names[short]} and as {name}')
+      if not _BUFFER.fullmatch(short):
+        names[short] = name
 
     def read(short):
-      array = files[names[short]].get_tensor(names[short])
-      if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f'{path}: parameter {names[short]} is {array.dtype}; quantised weights are not supported')
-      return array
+      return huggingface.read_parameter(path, files, names[short])
 
-    expected = {theirs for _, theirs in layout}
-    missing, unknown = sorted(expected - set(names)), sorted(set(names) - expected - {_HEAD})
-    if missing or unknown:
-      what = f'{missing[0]} is missing' if missing else f'{names[unknown[0]]} is unknown'
-      raise ValueError(f'{path}: parameter {what}; config.json asks for a GPT-2 of {config.num_layers} layers')
-    shapes = _shapes(config)
+    if config.tied and _HEAD in names:
+      if not np.array_equal(read(_HEAD), read('wte.weight')):
+        raise ValueError(f'{path}: parameter {names[_HEAD]} differs from wte.weight, but config.json says they are tied')
+      del names[_HEAD]
+    layout = _layout(config)
+    huggingface.check_names(path, [theirs for _, theirs in layout], names, r'h\.\d+\.', f'{config.num_layers} layers')
+    shapes = huggingface.shapes_of(decoder_only.init_params, config)
     for leaf, theirs in layout:
-      found = tuple(files[names[theirs]].get_slice(names[theirs]).get_shape())
-      if found != shapes[leaf]:
-        raise ValueError(f'{path}: parameter {names[theirs]} has shape {found}, config.json asks for {shapes[leaf]}')
-    if _HEAD in names and not np.array_equal(read(_HEAD), read('wte.weight')):
-      raise ValueError(f'{path}: parameter {names[_HEAD]} differs from the embedding; an untied head is not supported')
+      shape = shapes[leaf][::-1] if leaf == 'head' else shapes[leaf]
+      huggingface.check_shape(path, files, names[theirs], shape)
     params = {leaf: jnp.asarray(_to_ours(leaf, read(theirs).astype(dtype), config)) for leaf, theirs in layout}
-  return Model(config, traverse_util.unflatten_dict(params, sep='/'), name=os.path.basename(path))
+  vocabulary = huggingface.vocabulary_of(path, config, vocabulary)
+  return Model(config, traverse_util.unflatten_dict(params, sep='/'), vocabulary, name=os.path.basename(path))
 
 
 def save(model, path, dtype=None, overwrite=False):
   """Writes a folder that Transformers reads as GPT-2. Arguments and errors as for `huggingface.save`."""
   def write(folder):
-    params, shapes = traverse_util.flatten_dict(model.params, sep='/'), _shapes(model.config)
-    if {leaf: array.shape for leaf, array in params.items()} != shapes:
-      raise ValueError('the parameters are not those of the configuration')
-    tensors = {}
-    for leaf, theirs in _layout(model.config):
-      array = np.asarray(params[leaf])
-      array = array if dtype is None else array.astype(huggingface.resolve_dtype(dtype))
-      tensors[theirs] = np.ascontiguousarray(_to_ours(leaf, array, model.config, back=True))
+    params = huggingface.to_numpy(model, huggingface.shapes_of(decoder_only.init_params, model.config), dtype)
+    tensors = {theirs: np.ascontiguousarray(_to_ours(leaf, params[leaf], model.config, back=True))
+               for leaf, theirs in _layout(model.config)}
     huggingface.write_weights(folder, tensors)
     huggingface.write_json(os.path.join(folder, huggingface.CONFIG),
                            _to_settings(model.config, tensors['wte.weight'].dtype.name))
+    if model.vocabulary:
+      huggingface.write_vocabulary(folder, model.vocabulary)
   huggingface.write_folder(path, write, overwrite)
-
-
-def _shapes(config):
-  tree = jax.eval_shape(lambda: decoder_only.init_params(config, jax.random.key(0)))
-  return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep='/').items()}
 
 
 def _read_config(path):
@@ -111,9 +104,10 @@ def _read_config(path):
     raise ValueError(f'{file}: activation_function {settings["activation_function"]!r} is not supported, only {_GELU[0]}')
 
   integer = functools.partial(huggingface.read_integer, file, settings)
-  width, eos = integer('n_embd', 768), integer('eos_token_id', -1, -1)
+  width, size, eos = integer('n_embd', 768), integer('vocab_size'), integer('eos_token_id', -1, -1)
+  eos = eos if eos < size else -1  # Transformers writes GPT-2's own into every small model
   return decoder_only.GPTConfig(
-      vocab_size=integer('vocab_size'), d_model=width, d_ff=integer('n_inner', 4 * width), num_heads=integer('n_head', 12),
+      vocab_size=size, tied=bool(settings.get('tie_word_embeddings', True)), d_model=width, d_ff=integer('n_inner', 4 * width), num_heads=integer('n_head', 12),
       num_layers=integer('n_layer', 12), max_positions=integer('n_positions', 1024),
       norm_eps=float(settings.get('layer_norm_epsilon', 1e-5)), dropout=float(settings.get('resid_pdrop', 0.1)),
       # GPT-2 has no padding of its own; its users pad with EOS.
@@ -127,5 +121,5 @@ def _to_settings(config, dtype):
       'bos_token_id': c.eos_id if c.eos_id >= 0 else None, 'dtype': dtype, 'embd_pdrop': c.dropout,
       'eos_token_id': c.eos_id if c.eos_id >= 0 else None, 'layer_norm_epsilon': c.norm_eps, 'model_type': 'gpt2',
       'n_embd': c.d_model, 'n_head': c.num_heads, 'n_inner': c.d_ff, 'n_layer': c.num_layers,
-      'n_positions': c.max_positions, 'pad_token_id': c.pad_id, 'resid_pdrop': c.dropout, 'tie_word_embeddings': True,
+      'n_positions': c.max_positions, 'pad_token_id': c.pad_id, 'resid_pdrop': c.dropout, 'tie_word_embeddings': c.tied,
       'vocab_size': c.vocab_size}

@@ -96,9 +96,9 @@ def _unpack(array, n, block):
 
 
 @functools.lru_cache
-def _shapes(config):
+def shapes_of(init_params, config):
   """The shape of every parameter, by path."""
-  tree = jax.eval_shape(lambda: t5.init_params(config, jax.random.key(0)))
+  tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
   return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep='/').items()}
 
 
@@ -129,13 +129,7 @@ def load(path, dtype=None, vocabulary=None):
   config = _read_config(path, settings)
   with contextlib.ExitStack() as stack:
     files = open_weights(path, stack)
-
-    def read(name):
-      array = files[name].get_tensor(name)
-      if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f'{path}: parameter {name} is {array.dtype}; quantised weights are not supported')
-      return array
-
+    read = functools.partial(read_parameter, path, files)
     names = _rename_embedding(path, set(files), read)
     tied, scaled = _head(path, settings, names, read)
     config = dataclasses.replace(config, tied=tied, scale_tied_output=scaled)
@@ -143,19 +137,16 @@ def load(path, dtype=None, vocabulary=None):
       names.pop(HEAD, None)
     names.pop(UNUSED, None)
     layout = _layout(config)
-    _check_names(path, [name for _, group, _ in layout for name in group], names, config)
-    shapes = _shapes(config)
+    check_names(path, [name for _, group, _ in layout for name in group], names, r'(en|de)coder\.block\.\d+\.',
+                f'{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers')
+    shapes = shapes_of(t5.init_params, config)
     for leaf, group, block in layout:  # all before the first is read
       shape = shapes[leaf] if block is None else (shapes[leaf][1] // len(group), shapes[leaf][0])
       for name in group:
-        found = tuple(files[names[name]].get_slice(names[name]).get_shape())
-        if found != shape:
-          raise ValueError(f'{path}: parameter {names[name]} has shape {found}, config.json asks for {shape}')
+        check_shape(path, files, names[name], shape)
     params = {leaf: jnp.asarray(_pack([read(names[name]).astype(dtype) for name in group], block))
               for leaf, group, block in layout}
-  vocabulary = vocabulary or _read_vocabulary(path, config)
-  if vocabulary:
-    _check_vocabulary(path, vocabulary, config)
+  vocabulary = vocabulary_of(path, config, vocabulary)
   return Model(config, traverse_util.unflatten_dict(params, sep='/'), vocabulary, name=os.path.basename(path))
 
 
@@ -232,6 +223,21 @@ def open_weights(path, stack):
         raise ValueError(f'{path}: parameter {name} is in two files')
       files[name] = handle
   return files
+
+
+def read_parameter(path, files, name):
+  """A parameter of `open_weights`: NumPy array. Raises ValueError if it is quantised."""
+  array = files[name].get_tensor(name)
+  if not jnp.issubdtype(array.dtype, jnp.floating):
+    raise ValueError(f'{path}: parameter {name} is {array.dtype}; quantised weights are not supported')
+  return array
+
+
+def check_shape(path, files, name, shape):
+  """Raises ValueError unless a parameter of `open_weights` has the shape; nothing is read."""
+  found = tuple(files[name].get_slice(name).get_shape())
+  if found != shape:
+    raise ValueError(f'{path}: parameter {name} has shape {found}, config.json asks for {shape}')
 
 
 def _rename_embedding(path, found, read):
@@ -315,27 +321,37 @@ def _read_config(path, settings):
       start_id=integer('decoder_start_token_id', pad, 0))
 
 
-def _check_names(path, expected, found, config):
-  """Raises ValueError unless the file holds exactly the expected parameters."""
+def check_names(path, expected, found, layer, layers):
+  """Raises ValueError unless the file holds exactly the expected parameters.
+
+  Args:
+    expected, found: parameter names.
+    layer: pattern of the beginning of names in a layer.
+    layers: str, what config.json asks for.
+  """
+  def layer_of(name):
+    match = re.match(layer, name)
+    return match and match[0]
+
   for name in expected:
     if name not in found:
-      block = _block(name)
-      if block and not any(other.startswith(block) for other in found):
-        raise ValueError(f'{path}: layer {block[:-1]} is missing (first parameter {name}); config.json asks for '
-                         f'{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers')
+      here = layer_of(name)
+      if here and not any(other.startswith(here) for other in found):
+        raise ValueError(f'{path}: layer {here[:-1]} is missing (first parameter {name}); config.json asks for {layers}')
       raise ValueError(f'{path}: parameter {name} is missing')
   for name in sorted(set(found) - set(expected)):
-    block = _block(name)
-    if block and not any(other.startswith(block) for other in expected):
-      raise ValueError(f'{path}: layer {block[:-1]} is too many (parameter {name}); config.json asks for '
-                       f'{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers')
-    raise ValueError(f'{path}: parameter {name} is unknown; a T5 as config.json describes it has none of that name')
+    here = layer_of(name)
+    if here and not any(other.startswith(here) for other in expected):
+      raise ValueError(f'{path}: layer {here[:-1]} is too many (parameter {name}); config.json asks for {layers}')
+    raise ValueError(f'{path}: parameter {name} is unknown; a model as config.json describes it has none of that name')
 
 
-def _block(name):
-  """'encoder.block.3.' of such a name, or None."""
-  match = re.match(r'(en|de)coder\.block\.\d+\.', name)
-  return match and match[0]
+def vocabulary_of(path, config, vocabulary=None):
+  """The given `Vocabulary`, or the folder's, or None. Raises ValueError if the model cannot have been trained on it."""
+  vocabulary = vocabulary or _read_vocabulary(path, config)
+  if vocabulary:
+    _check_vocabulary(path, vocabulary, config)
+  return vocabulary
 
 
 def _read_vocabulary(path, config):
@@ -381,7 +397,7 @@ def save(model, path, dtype=None, overwrite=False):
     write_json(os.path.join(folder, CONFIG), _to_settings(model.config, tensors[EMBEDDINGS[0]].dtype.name))
     write_json(os.path.join(folder, GENERATION), _special_ids(model.config))
     if model.vocabulary:
-      _write_vocabulary(folder, model.vocabulary)
+      write_vocabulary(folder, model.vocabulary)
 
   write_folder(path, write, overwrite)
 
@@ -415,21 +431,27 @@ def write_weights(folder, tensors):
   safetensors.numpy.save_file(tensors, os.path.join(folder, WEIGHTS), metadata={'format': 'pt'})
 
 
-def _to_tensors(model, dtype):
-  """{Hugging Face name: NumPy array}."""
-  if dtype is not None:
-    dtype = resolve_dtype(dtype)
+def to_numpy(model, shapes, dtype):
+  """{path: NumPy array} of the parameters, in `dtype` (None: their own). Raises ValueError unless they have `shapes`."""
   params = traverse_util.flatten_dict(model.params, sep='/')
-  shapes = _shapes(model.config)
   for leaf in params.keys() | shapes.keys():
     found = params[leaf].shape if leaf in params else 'nothing'
     if found != shapes.get(leaf, 'nothing'):
       raise ValueError(f'parameter {leaf}: the model holds {found}, its configuration asks for '
                        f'{shapes.get(leaf, "nothing")}')
+  params = {leaf: np.asarray(array) for leaf, array in params.items()}
+  if dtype is None:
+    return params
+  dtype = resolve_dtype(dtype)
+  return {leaf: array.astype(dtype) for leaf, array in params.items()}
+
+
+def _to_tensors(model, dtype):
+  """{Hugging Face name: NumPy array}."""
+  params = to_numpy(model, shapes_of(t5.init_params, model.config), dtype)
   tensors = {}
   for leaf, group, block in _layout(model.config):
-    array = np.asarray(params[leaf])
-    for name, part in zip(group, _unpack(array if dtype is None else array.astype(dtype), len(group), block)):
+    for name, part in zip(group, _unpack(params[leaf], len(group), block)):
       tensors[name] = np.ascontiguousarray(part)
   return tensors
 
@@ -477,7 +499,8 @@ def write_json(file, content):
     f.write('\n')
 
 
-def _write_vocabulary(path, vocabulary):
+def write_vocabulary(path, vocabulary):
+  """Writes spiece.model and what says how many sentinels follow it."""
   with open(os.path.join(path, SPIECE), 'wb') as f:
     f.write(vocabulary.proto)
   write_json(os.path.join(path, TOKENIZER), {

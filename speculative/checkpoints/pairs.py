@@ -4,11 +4,15 @@
 def check_pair(target, drafter):
   """Raises ValueError unless both speak of the same tokens; the message names each difference.
 
-  Real ids are compared, not rows of the embedding. What a drafter does not have (an n-gram has no start id) is not
-  compared.
+  Real ids are compared, not rows of the embedding; the start token only where decoding starts with it. What a drafter
+  does not have is not compared.
   """
   differences = []
-  for name in ('vocab_size', 'pad_id', 'eos_id', 'start_id'):
+  prompted = getattr(target, 'first', None) is not None
+  if hasattr(drafter, 'extend') and prompted != (getattr(drafter, 'first', None) is not None):
+    kinds = 'continues a prompt', 'starts anew from encoded inputs'
+    differences.append(f'one {kinds[not prompted]}, the other {kinds[prompted]}')
+  for name in ('vocab_size', 'pad_id', 'eos_id') + (() if prompted else ('start_id',)):
     ours, theirs = getattr(target, name, None), getattr(drafter, name, None)
     if None not in (ours, theirs) and ours != theirs:
       differences.append(f'{name} {ours} and {theirs}')

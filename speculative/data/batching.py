@@ -6,8 +6,8 @@ import numpy as np
 BUCKETS = (32, 64, 128, 256, 512)
 
 
-def encode_batch(vocabulary, texts, max_len=512, truncate=False, buckets=BUCKETS):
-  """Encodes texts, each followed by EOS, padding at the end.
+def encode_batch(vocabulary, texts, max_len=512, truncate=False, buckets=BUCKETS, eos=True):
+  """Encodes texts, padding at the end.
 
   Args:
     vocabulary: `Vocabulary`.
@@ -15,6 +15,7 @@ def encode_batch(vocabulary, texts, max_len=512, truncate=False, buckets=BUCKETS
     max_len: most tokens of a text, EOS included; the largest bucket limits it too.
     truncate: cut longer texts, with a warning, instead of refusing them.
     buckets: lengths to pad to.
+    eos: each text is followed by EOS.
 
   Returns:
     int32[B, S] NumPy array, S the smallest bucket that holds every text.
@@ -27,20 +28,21 @@ def encode_batch(vocabulary, texts, max_len=512, truncate=False, buckets=BUCKETS
   if not texts:
     raise ValueError('there are no texts to encode')
   limit = min(max_len, max(buckets))
-  if limit < 2:
-    raise ValueError(f'max_len = {max_len} leaves no room for a token and EOS')
+  if limit < 1 + eos:
+    raise ValueError(f'max_len = {max_len} leaves no room for a token{" and EOS" if eos else ""}')
+  end = [vocabulary.eos_id] if eos else []
   rows, cut = [], []
   for i, text in enumerate(texts):
     ids = vocabulary.encode(text)
     if not text.strip() or not ids:
       raise ValueError(f'text {i} is empty')
-    if len(ids) + 1 > limit:
+    if len(ids) + len(end) > limit:
       if not truncate:
-        raise ValueError(f'text {i} has {len(ids) + 1} tokens (EOS included), the limit is {limit}: '
-                         'shorten it or pass truncate=True')
-      ids = ids[:limit - 1]
+        raise ValueError(f'text {i} has {len(ids) + len(end)} tokens{" (EOS included)" if eos else ""}, the limit is '
+                         f'{limit}: shorten it or pass truncate=True')
+      ids = ids[:limit - len(end)]
       cut.append(i)
-    rows.append(ids + [vocabulary.eos_id])
+    rows.append(ids + end)
   if cut:
     warnings.warn(f'texts cut to {limit} tokens: {", ".join(map(str, cut))}', stacklevel=2)
   longest = max(map(len, rows))

@@ -3,12 +3,15 @@
 Still exact: which γ a round uses depends on earlier rounds only, and a round is exact for every γ. But the choice depends
 on the clock and on the whole batch, so at a temperature above 0 the same seed need not give the same text again.
 """
+from collections.abc import Iterable
 import time
 
 import jax
 import numpy as np
 
 from speculative import theory
+from speculative.checks import check_integer
+from speculative.checks import check_numbers
 from speculative.decoding import speculative as loop
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.state import FinishReason
@@ -35,11 +38,14 @@ class AdaptiveGamma:
     Raises:
       ValueError: no γ at all, or one below 1; a number out of range.
     """
-    self.gammas = tuple(sorted(set(gammas)))
-    if not self.gammas or self.gammas[0] < 1:
+    if isinstance(gammas, str) or not isinstance(gammas, Iterable):
       raise ValueError(f'gammas = {gammas!r}: give one or more integers of at least 1')
-    if rounds_per_choice < 1 or not 0 < forget <= 1:
-      raise ValueError('rounds_per_choice must be at least 1, and forget in (0, 1]')
+    gammas = list(gammas)
+    for gamma in gammas or [None]:
+      check_integer('one of gammas', gamma, 1)
+    self.gammas = tuple(sorted(set(map(int, gammas))))
+    check_integer('rounds_per_choice', rounds_per_choice, 1)
+    check_numbers('forget', forget, lambda a: (a > 0) & (a <= 1) & (a.ndim == 0), 'in (0, 1]')
     self.rounds_per_choice = rounds_per_choice
     self._forget = forget
     self.rounds, self.tested, self.accepted, self.steps = ({g: 0 for g in self.gammas} for _ in range(4))
@@ -83,8 +89,15 @@ def adaptive_decode(target, drafter, inputs, config=DecodeConfig(), adaptive=Non
 
   Returns:
     `DecodeResult`.
+
+  Raises:
+    TypeError, ValueError: as for `speculative_decode`; no drafter; `adaptive` is something else.
   """
-  adaptive = adaptive or AdaptiveGamma()
+  if drafter is None:
+    raise TypeError('adaptive_decode needs a drafter; without one there is no γ: use autoregressive_decode')
+  adaptive = AdaptiveGamma() if adaptive is None else adaptive
+  if not isinstance(adaptive, AdaptiveGamma):
+    raise TypeError(f'adaptive = {adaptive!r}: must be an AdaptiveGamma')
   program, params, settings, state = loop.start(target, drafter, inputs, config, seed, row_ids, max(adaptive.gammas))
 
   def look():

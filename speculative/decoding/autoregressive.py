@@ -27,9 +27,9 @@ def autoregressive_decode(target, inputs, config=DecodeConfig(), seed=0, row_ids
   Arguments, result and errors as for `speculative_decode`; `config.gamma` and `config.lenience` are not used. The
   result has no drafts: `rounds` counts target calls.
   """
-  program = Program(Target.of(target), config.max_decode_len, config.filtered)
-  inputs, row_keys = decode_inputs.prepare(target, inputs, config.max_decode_len, seed, row_ids)
-  settings = config.rows(target, inputs.shape[0])
+  static = Target.of(target)
+  inputs, settings, row_keys = decode_inputs.prepare(target, inputs, config, seed, row_ids)
+  program = Program(static, config.max_decode_len, config.filtered)
   out = run(program, target.params, settings, *prefill(program, target.params, inputs), row_keys)
   tokens, log_probs, lengths, finish_reason = jax.device_get(out)
   none = np.zeros_like(lengths)
@@ -53,7 +53,7 @@ def run(program, params, settings, cache, token, position, row_keys):
     i, token, tokens, log_probs, lengths, finish, cache = carry
     logits, cache = target.extend(params, cache, token[:, None], position + i)
     p, soft = settings.adjust(target, program.filtered, logits[:, 0], jnp.full(batch, i))
-    u = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (2,)))(row_keys)
+    u = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (2,), jnp.float32))(row_keys)
     token = algorithm.draw(p, u)
     broken = jnp.isnan(p[:, 0])  # a distribution that is not finite is NaN in every entry
     running = finish == FinishReason.RUNNING

@@ -18,11 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speculative import sampling
+from speculative.checks import check_integer
+from speculative.checks import check_numbers
 from speculative.checkpoints import pairs
 from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import state as loop
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.config import per_row
+from speculative.decoding.config import allowed
+from speculative.decoding.config import check_config
 from speculative.decoding.state import FinishReason
 from speculative.decoding.targets import Target
 
@@ -104,18 +108,22 @@ def beam_decode(target, inputs, config=DecodeConfig(), beam_size=4, length_penal
     ValueError: settings that do not go with beam search or are out of range; inputs or pair as for `speculative_decode`.
     TypeError: a drafter that is no model.
   """
+  check_config(config)
+  static = Target.of(target)
   default = DecodeConfig()
   for name in ('temperature', 'top_k', 'top_p', 'lenience', 'row_max_decode_len'):
     if np.any(np.asarray(getattr(config, name)) != np.asarray(getattr(default, name))):
       raise ValueError(f'{name} = {getattr(config, name)!r}: beam search samples nothing; leave it at '
                        f'{getattr(default, name)!r}')
-  if len(config.stop_sequences):
+  if config.stop_sequences:
     raise ValueError('stop_sequences: beam search does not support them')
   draft_beam_size = 2 * beam_size if draft_beam_size is None else draft_beam_size
-  if not 1 <= beam_size <= target.vocab_size:
-    raise ValueError(f'beam_size = {beam_size}: must be between 1 and the number of tokens, {target.vocab_size}')
-  if not (np.isfinite(length_penalty) and length_penalty >= 0):
-    raise ValueError(f'length_penalty = {length_penalty!r}: must be at least 0 and finite')
+  check_integer('beam_size', beam_size, 1)
+  check_integer('draft_beam_size', draft_beam_size, 1)
+  if beam_size > target.vocab_size:
+    raise ValueError(f'beam_size = {beam_size}: must be at most the number of tokens, {target.vocab_size}')
+  check_numbers('length_penalty', length_penalty, lambda a: (a >= 0) & (a < np.inf) & (a.ndim == 0),
+                'at least 0 and finite')
   draft = None
   if drafter is not None:
     drafter = getattr(drafter, 'model', drafter)
@@ -126,12 +134,10 @@ def beam_decode(target, inputs, config=DecodeConfig(), beam_size=4, length_penal
                        'times the number of tokens')
     pairs.check_pair(target, drafter)
     draft = Target.of(drafter)
-  inputs, _ = decode_inputs.prepare(target, inputs, config.max_decode_len, 0, None)
-  program = _Program(Target.of(target), draft, config.gamma if draft else 0, config.max_decode_len, beam_size,
-                     draft_beam_size)
-  min_len = per_row('min_decode_len', config.min_decode_len, inputs.shape[0], np.int32)
+  inputs, settings, _ = decode_inputs.prepare(target, inputs, config, drafter=drafter)
+  program = _Program(static, draft, config.gamma if draft else 0, config.max_decode_len, beam_size, draft_beam_size)
   s, rounds, steps, failed = jax.device_get(_run(program, (target.params, drafter.params if draft else ()), inputs,
-                                                 np.float32(length_penalty), min_len))
+                                                 np.float32(length_penalty), settings.min_decode_len))
   return BeamResult(
       tokens=s.done_tokens[:, 0], lengths=s.done_lengths[:, 0], scores=s.done_scores[:, 0],
       finish_reason=np.where(failed, np.int32(FinishReason.ERROR), s.done_reasons[:, 0]), rounds=rounds, steps=steps,
@@ -220,9 +226,9 @@ def _step(program, length_penalty, min_len, s, logits):
   """
   target, w, n, old = program.target, program.beams, program.max_decode_len, s
   v = target.vocab_size
-  logits = _early(target, logits, s.length, min_len)
+  logits = allowed(target, logits, s.length[:, None], min_len[:, None])
   alive = s.log_probs > -jnp.inf
-  sound = jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
+  sound = sampling.is_valid(logits)
   error = jnp.any(alive & ~sound, axis=1)
   logits = jnp.where(sound[..., None], logits, 0.0)
   total = s.log_probs[..., None] + jax.nn.log_softmax(logits)
@@ -299,7 +305,7 @@ def _draft(program, params, min_len, first, s, cache):
       logits, step_cache = draft.extend(params, step_cache, nodes[-1].token.reshape(-1, 1),
                                         jnp.repeat(first + s.length + i, u))
       logits = logits[:, 0]
-    logits = _early(program.target, logits.reshape(batch, beams, -1), s.length + i, min_len)
+    logits = allowed(program.target, logits.reshape(batch, beams, -1), s.length[:, None] + i, min_len[:, None])
     total = log_probs[..., None] + jax.nn.log_softmax(logits) + going_on
     log_probs, index = jax.lax.top_k(jnp.where(jnp.isnan(total), -jnp.inf, total).reshape(batch, -1), u)
     parent, token = index // v, (index % v).astype(jnp.int32)
@@ -310,12 +316,6 @@ def _draft(program, params, min_len, first, s, cache):
     step_cache = _take(step_cache, parent, beams)
     beams = u
   return cache, nodes
-
-
-def _early(target, logits, length, min_len):
-  """float32[B, K, V] of logits[B, K, ≥ V], without EOS where the length int32[B] is below the minimum int32[B]."""
-  early = (length < min_len)[:, None, None] & (jnp.arange(target.vocab_size) == target.eos_id)
-  return jnp.where(early, -jnp.inf, logits[..., :target.vocab_size].astype(jnp.float32))
 
 
 def _last(s):

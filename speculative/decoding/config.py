@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative import sampling
+from speculative.checks import check_integer
+from speculative.checks import check_numbers
 from speculative.drafters.base import Sampler
+from speculative.drafters.base import over_logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +26,9 @@ class DecodeConfig:
     lenience: l in (0, 1] of appendix A.5; 1: exact.
     min_decode_len: no EOS among the first this many tokens.
     row_max_decode_len: tokens at most, for each row by itself (≤ max_decode_len); None: max_decode_len.
-    stop_sequences: sequences of token ids, [[5, 6], [7]], or such a list for each row. A row ends with the first token
-      that completes one (finish reason `STOP`); the sequence itself stays in the output, as EOS does.
+    stop_sequences: sequences of token ids, [[5, 6], [7]], or such a list for each row, [[[5, 6], [7]], []]. A row ends
+      with the first token that completes one (finish reason `STOP`); the sequence itself stays in the output, as EOS
+      does. Kept as tuples; None: none.
     repetition_penalty, no_repeat_ngram_size: not supported, so that anything but 1 and 0 is refused.
   """
   gamma: int = 7
@@ -40,23 +44,20 @@ class DecodeConfig:
   no_repeat_ngram_size: int = 0
 
   def __post_init__(self):
-    _check_integer('gamma', self.gamma, 1)
-    _check_integer('max_decode_len', self.max_decode_len, 0)
-    _check('temperature', self.temperature, lambda a: (a >= 0) & (a <= np.finfo(np.float32).max),
-           'at least 0 and finite')
-    _check('top_k', self.top_k, lambda a: a >= 0, 'at least 0 (0: off)', np.integer)
-    _check('top_p', self.top_p, lambda a: (a > 0) & (a <= 1), 'in (0, 1] (1: off)')
-    _check('lenience', self.lenience, lambda a: (a > 0) & (a <= 1), 'in (0, 1] (1: exact)')
-    _check('min_decode_len', self.min_decode_len, lambda a: (a >= 0) & (a <= self.max_decode_len),
-           f'between 0 and max_decode_len ({self.max_decode_len})', np.integer)
-    if self.row_max_decode_len is not None:
-      _check('row_max_decode_len', self.row_max_decode_len, lambda a: (a >= 0) & (a <= self.max_decode_len),
-             f'between 0 and max_decode_len ({self.max_decode_len})', np.integer)
-    for sequence in _all_sequences(self.stop_sequences):
-      _check('a stop sequence', sequence, lambda a: np.array(a.ndim == 1 and a.size > 0 and (a >= 0).all()),
-             'token ids, at least one', np.integer)
+    check_integer('gamma', self.gamma, 1)
+    check_integer('max_decode_len', self.max_decode_len, 0)
+    check_numbers('temperature', self.temperature, lambda a: (a >= 0) & (a <= np.finfo(np.float32).max),
+                  'at least 0 and finite')
+    check_numbers('top_k', self.top_k, lambda a: a >= 0, 'at least 0 (0: off)', integers=True)
+    check_numbers('top_p', self.top_p, lambda a: (a > 0) & (a <= 1), 'in (0, 1] (1: off)')
+    check_numbers('lenience', self.lenience, lambda a: (a > 0) & (a <= 1), 'in (0, 1] (1: exact)')
+    for name in ('min_decode_len', 'row_max_decode_len'):
+      if getattr(self, name) is not None:
+        check_numbers(name, getattr(self, name), lambda a: (a >= 0) & (a <= self.max_decode_len),
+                      f'between 0 and max_decode_len ({self.max_decode_len})', integers=True)
+    object.__setattr__(self, 'stop_sequences', _normalised(self.stop_sequences))
     for name, off in (('repetition_penalty', 1.0), ('no_repeat_ngram_size', 0)):
-      if getattr(self, name) != off:
+      if np.any(np.asarray(getattr(self, name)) != off):
         raise ValueError(f'{name} = {getattr(self, name)!r}: not supported, leave it at {off}; it changes the target\'s '
                          'distribution with every token, also inside a block of drafts')
 
@@ -70,7 +71,8 @@ class DecodeConfig:
     target's vocabulary."""
     longest = self.max_decode_len if self.row_max_decode_len is None else self.row_max_decode_len
     return RowSettings(
-        per_row('temperature', self.temperature, batch, np.float32), per_row('top_k', np.minimum(self.top_k, np.iinfo(np.int32).max), batch, np.int32),
+        per_row('temperature', self.temperature, batch, np.float32),
+        per_row('top_k', np.minimum(self.top_k, np.iinfo(np.int32).max), batch, np.int32),
         per_row('top_p', self.top_p, batch, np.float32), per_row('lenience', self.lenience, batch, np.float32),
         per_row('min_decode_len', self.min_decode_len, batch, np.int32),
         per_row('row_max_decode_len', longest, batch, np.int32),
@@ -103,16 +105,12 @@ class RowSettings(NamedTuple):
     temperature, top_k, top_p, min_decode_len = (
         setting.reshape(-1, *[1] * (emitted.ndim - 1))
         for setting in (self.temperature, self.top_k, self.top_p, self.min_decode_len))
-    logits = logits[..., :target.vocab_size].astype(jnp.float32)
-    if target.eos_id >= 0:
-      early = (emitted < min_decode_len)[..., None]
-      logits = jnp.where(early & (jnp.arange(target.vocab_size) == target.eos_id), -jnp.inf, logits)
-    return sampling.adjust(logits, temperature, top_k, top_p, filtered)
+    return sampling.adjust(allowed(target, logits, emitted, min_decode_len), temperature, top_k, top_p, filtered)
 
   def sampler(self, target, filtered, emitted, u, keys):
     """The drafters' `Sampler` behind `emitted` int32[B] tokens, with its u and keys."""
     def adjust(logits, i):
-      at = emitted.reshape(-1, *[1] * (logits.ndim - 2)) + i
+      at = over_logits(emitted, logits) + i
       return self.adjust(target, filtered, logits, jnp.broadcast_to(at, logits.shape[:-1])).probs
     return Sampler(adjust, u, keys)
 
@@ -133,6 +131,19 @@ class RowSettings(NamedTuple):
     return jnp.any(jnp.all((stop == -1) | (stop == seen), axis=-1) & jnp.any(stop != -1, axis=-1), axis=-1)
 
 
+def allowed(target, logits, emitted, min_decode_len):
+  """float32[…, V] of logits[…, ≥ V]: ids beyond the vocabulary are cut off, EOS is −inf below the minimum length.
+
+  Args:
+    emitted: int32[…], how many tokens come before; min_decode_len: broadcastable to it.
+  """
+  logits = logits[..., :target.vocab_size].astype(jnp.float32)
+  if target.eos_id < 0:
+    return logits
+  early = (emitted < min_decode_len)[..., None]
+  return jnp.where(early & (jnp.arange(target.vocab_size) == target.eos_id), -jnp.inf, logits)
+
+
 def per_row(name, value, batch, dtype):
   """A number or array [batch] → array [batch]. Raises ValueError for any other shape."""
   value = np.asarray(value)
@@ -141,17 +152,33 @@ def per_row(name, value, batch, dtype):
   return np.broadcast_to(value.astype(dtype), (batch,))
 
 
+def check_config(config):
+  """Raises TypeError for anything but a `DecodeConfig`."""
+  if not isinstance(config, DecodeConfig):
+    raise TypeError(f'config = {config!r}: must be a DecodeConfig')
+
+
+def _normalised(stop_sequences):
+  """Stop sequences as nested tuples of int: of sequences, or of one such tuple for each row. Raises ValueError."""
+  def plain(item):
+    if isinstance(item, (str, bytes, dict)):
+      raise TypeError
+    item = item.tolist() if hasattr(item, 'tolist') else item
+    return item if isinstance(item, int) else tuple(map(plain, item))
+  try:
+    nested = plain(() if stop_sequences is None else stop_sequences)
+  except TypeError:
+    nested = None
+  if isinstance(nested, tuple) and all(isinstance(item, tuple) for item in nested):
+    if all(map(_is_sequence, nested)) or all(all(map(_is_sequence, row)) for row in nested):
+      return nested
+  raise ValueError(f'stop_sequences = {stop_sequences!r}: must be a list of sequences, each at least one token id (an '
+                   'integer of at least 0), or one such list for each row')
+
+
 def _is_sequence(item):
-  return isinstance(item, (list, tuple, np.ndarray)) and len(item) > 0 and not any(np.ndim(token) for token in item)
-
-
-def _all_sequences(stop_sequences):
-  """Every sequence, whether the list is shared or one a row."""
-  for item in stop_sequences:
-    if _is_sequence(item) or not isinstance(item, (list, tuple, np.ndarray)):
-      yield item
-    else:
-      yield from item
+  return isinstance(item, tuple) and len(item) > 0 and all(
+      isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in item)
 
 
 def _stop_array(stop_sequences, batch, vocab_size):
@@ -171,18 +198,3 @@ def _stop_array(stop_sequences, batch, vocab_size):
         raise ValueError(f'stop_sequences: {max(sequence)} is no token id: the vocabulary has {vocab_size}')
       stop[b, k, -len(sequence):] = sequence
   return stop
-
-
-def _check_integer(name, value, least):
-  if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-    raise ValueError(f'{name} = {value!r}: must be an integer of at least {least}')
-
-
-def _check(name, value, valid, what, kind=np.number):
-  try:
-    a = np.asarray(value)
-    good = np.issubdtype(a.dtype, kind) and np.all(valid(a))
-  except (TypeError, ValueError):
-    good = False
-  if not good:
-    raise ValueError(f'{name} = {value!r}: must be {"integers " if kind is np.integer else ""}{what}')

@@ -13,6 +13,7 @@ from speculative.checkpoints import pairs
 from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import state as loop
 from speculative.decoding.config import DecodeConfig
+from speculative.decoding.config import check_config
 from speculative.decoding.state import FinishReason
 from speculative.decoding.targets import Drafter
 from speculative.decoding.targets import Target
@@ -51,6 +52,7 @@ def speculative_decode(target, drafter, inputs, config=DecodeConfig(), seed=0, r
 
   Raises:
     ValueError: settings out of range, inputs of a wrong shape, a target and drafter of different vocabularies.
+    TypeError: what is passed is no target, drafter or `DecodeConfig`.
   """
   program, params, settings, state = start(target, drafter, inputs, config, seed, row_ids)
   return to_result(program, run(program, params, settings, state, np.int32(config.max_decode_len)))
@@ -63,12 +65,12 @@ def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
     drafter: None decodes without drafts, one token a round.
     gamma: instead of `config.gamma`.
   """
+  check_config(config)
   drafter, gamma = (NoDrafter, 0) if drafter is None else (as_drafter(drafter), gamma or config.gamma)
+  static = Target.of(target), Drafter.of(drafter)
   pairs.check_pair(target, drafter)
-  program = Program(Target.of(target), Drafter.of(drafter), gamma, config.max_decode_len, config.filtered)
-  params = target.params, drafter.params
-  inputs, row_keys = decode_inputs.prepare(target, inputs, config.max_decode_len, seed, row_ids)
-  settings = config.rows(target, inputs.shape[0])
+  inputs, settings, row_keys = decode_inputs.prepare(target, inputs, config, seed, row_ids, drafter)
+  program, params = Program(*static, gamma, config.max_decode_len, config.filtered), (target.params, drafter.params)
   return program, params, settings, prefill(program, params, settings, inputs, row_keys)
 
 
@@ -110,12 +112,10 @@ def run(program, params, settings, state, budget):
 def _round(program, params, settings, s):
   """One round of Algorithm 1 for every row, each at its own length."""
   target, gamma = program.target, program.gamma
-  batch, rows = s.tokens.shape[0], jnp.arange(s.tokens.shape[0])
+  rows = jnp.arange(s.tokens.shape[0])
   emitted = s.lengths - 1
-  # One independent uniform for every decision of the round: the drafts (two each), their tests, the last token (two).
   fold = jax.vmap(jax.random.fold_in)
-  u = jax.vmap(lambda key: jax.random.uniform(key, (3 * gamma + 2,)))(fold(s.row_keys, s.rounds))
-  u_draft, r, u_last = u[:, :2 * gamma].reshape(batch, gamma, 2), u[:, 2 * gamma:3 * gamma], u[:, 3 * gamma:]
+  u_draft, r, u_last = loop.round_uniforms(fold(s.row_keys, s.rounds), gamma)
 
   # Draft: x_1 … x_γ and the distributions they were drawn from.
   sample = settings.sampler(target, program.filtered, emitted, u_draft, fold(s.row_keys, s.rounds + OWN_KEYS))

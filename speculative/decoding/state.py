@@ -85,6 +85,19 @@ class DecodeResult:
   accepted_per_round: np.ndarray
 
 
+def round_uniforms(keys, gamma):
+  """One independent uniform in [0, 1) for every decision of a round of Algorithm 1.
+
+  Args:
+    keys: PRNG keys [B].
+
+  Returns:
+    (float32[B, γ, 2] to draw the drafts with, [B, γ] to test them with, [B, 2] to draw the last token with).
+  """
+  u = jax.vmap(lambda key: jax.random.uniform(key, (3 * gamma + 2,), jnp.float32))(keys)
+  return u[:, :2 * gamma].reshape(len(u), gamma, 2), u[:, 2 * gamma:3 * gamma], u[:, 3 * gamma:]
+
+
 def write_rows(array, new, starts):
   """array[b, starts[b] : starts[b] + K] = new[b] for array[B, M, …], new[B, K, …]; starts[b] + K ≤ M."""
   return jax.vmap(lambda a, n, s: jax.lax.dynamic_update_slice_in_dim(a, n, s, 0))(array, new, starts)

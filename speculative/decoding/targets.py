@@ -9,7 +9,8 @@ A target is any object with
   extend(params, cache, tokens int32[B, T], positions int32[B]) → (logits[B, T, ≥ V], cache): writes tokens at positions
     positions[b] … positions[b] + T − 1 and sees nothing beyond; rolling back is passing a smaller position;
   first(inputs) → (tokens int32[B], positions int32[B]): optional; where decoding starts (default: start_id at 0);
-  check_inputs(inputs, max_decode_len): optional; raises ValueError for inputs int[B, S] that the target cannot take.
+  check_inputs(inputs, lengths): optional; raises ValueError for inputs int[B, S] that the target cannot take, or that up
+    to lengths int[B] tokens cannot follow.
 
 `prefill` and `extend` are pure and compare equal from call to call (plain functions, or properties that return the same
 function), so that a second call finds the program of the first. Every leaf of the cache has the batch axis first.
@@ -31,7 +32,21 @@ class Target(NamedTuple):
 
   @classmethod
   def of(cls, target):
-    return cls(target.prefill, target.extend, getattr(target, 'first', None), int(target.vocab_size),
+    """Raises TypeError for what is no target, ValueError for special ids outside its vocabulary."""
+    kind = type(target).__name__
+    if isinstance(target, type):
+      raise TypeError(f'{target.__name__} is a class: a target is an object of one')
+    if hasattr(target, 'draft'):
+      raise TypeError(f'{kind} is a drafter, not a target: it needs the probabilities of texts that it did not draft')
+    for name in ('params', 'prefill', 'extend', 'vocab_size', 'pad_id', 'eos_id', 'start_id'):
+      if not hasattr(target, name):
+        raise TypeError(f'{kind} is no target: it has no {name} (see speculative.decoding.targets)')
+    v = int(target.vocab_size)
+    for name, least in (('pad_id', 0), ('eos_id', -1), ('start_id', 0)):
+      if not least <= getattr(target, name) < v:
+        raise ValueError(f'{name} = {getattr(target, name)} of {getattr(target, "name", "") or kind}: must be in '
+                         f'[{least}, {v}), the vocabulary')
+    return cls(target.prefill, target.extend, getattr(target, 'first', None), v,
                int(target.pad_id), int(target.eos_id), int(target.start_id))
 
   def start(self, inputs):

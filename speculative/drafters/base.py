@@ -15,7 +15,7 @@ Between two calls a row commits at most γ + 1 tokens: some of the drafts it ret
 
 `prefill` and `draft` are pure and compare equal from call to call (see `speculative.decoding.targets`). Every leaf of the
 state has the batch axis first. Optional, compared with the target's before anything is compiled: vocab_size, pad_id,
-eos_id, start_id, vocabulary.
+eos_id, start_id, vocabulary; check_inputs, as a target may have it.
 """
 from typing import Any, Callable, NamedTuple
 
@@ -23,6 +23,9 @@ import jax
 import jax.numpy as jnp
 
 from speculative import algorithm
+
+
+UNLIKELY = -1e9  # a logit in −inf's stead: whatever a setting forbids, something is left to draw
 
 
 class Sampler(NamedTuple):
@@ -41,6 +44,11 @@ class Sampler(NamedTuple):
     """logits[B, ≥ V], draft number i → (x int32[B], q float32[B, V])."""
     q = self.adjust(logits, i)
     return algorithm.draw(q, self.u[:, i]), q
+
+
+def over_logits(counts, logits):
+  """counts int32[B], shaped to be added to int32[B, …] that go with logits[B, …, V]."""
+  return counts.reshape(-1, *[1] * (logits.ndim - 2))
 
 
 class NoDrafter:
@@ -67,6 +75,8 @@ def as_drafter(drafter, refeed=2):
     refeed: how many of the last committed tokens a drafter with a cache may have missed.
   """
   from speculative.drafters.model import ModelDrafter
+  if isinstance(drafter, type):
+    raise TypeError(f'{drafter.__name__} is a class: a drafter is an object of one')
   if hasattr(drafter, 'with_refeed'):
     return drafter.with_refeed(refeed)
   if hasattr(drafter, 'draft') and hasattr(drafter, 'prefill'):

@@ -3,7 +3,8 @@ import functools
 
 import jax.numpy as jnp
 
-_UNLIKELY = -1e9  # finite: whatever a setting forbids, something is left to draw
+from speculative.checks import check_integer
+from speculative.drafters.base import UNLIKELY
 
 
 class CopyingDrafter:
@@ -12,6 +13,9 @@ class CopyingDrafter:
   Of all places in the input, the one where most of the last `max_ngram` tokens match is taken, the first of equals.
   q is one-hot. Where nothing matches or the input has ended, q is uniform. It has no parameters and costs nearly
   nothing.
+
+  It looks for its place once a round. α as `measure_alpha` has it looks at every prefix, which is γ = 1: in a longer
+  round later drafts follow the place of the first.
 
   Attributes:
     params, vocab_size, pad_id, eos_id, prefill, draft: the drafter protocol.
@@ -24,8 +28,7 @@ class CopyingDrafter:
       target: whose vocab_size, pad_id and eos_id are taken; input and output must share a vocabulary.
       max_ngram: tokens that are compared at most (≥ 1).
     """
-    if max_ngram < 1:
-      raise ValueError(f'max_ngram = {max_ngram}: must be at least 1')
+    check_integer('max_ngram', max_ngram, 1)
     self.vocab_size, self.pad_id, self.eos_id = target.vocab_size, target.pad_id, target.eos_id
     self.max_ngram = max_ngram
 
@@ -60,7 +63,7 @@ def _draft(vocab_size, pad_id, max_ngram):
       at = place + 1 + i
       token = jnp.take_along_axis(inputs, jnp.minimum(at, width - 1)[:, None], axis=1)
       known = found[:, None] & (at < width)[:, None] & (token != pad_id)
-      logits = jnp.where(known & (jnp.arange(vocab_size) != token), _UNLIKELY, 0.0)
+      logits = jnp.where(known & (jnp.arange(vocab_size) != token), UNLIKELY, 0.0)
       drawn.append(sample(logits, i))
     x, q = zip(*drawn)
     return jnp.stack(x, axis=1), jnp.stack(q, axis=1), state

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from speculative.checks import check_integer
 from speculative.decoding import state as loop
 from speculative.decoding.targets import Target
 
@@ -36,9 +37,17 @@ class ModelDrafter(AroundModel):
     model: the target that drafts.
     refeed: how many of the last committed tokens are fed again. After a round that accepted everything the cache lacks
       the last draft, so at least 2; one more for every chain that this drafter is inside of.
+
+  Raises:
+    TypeError: `model` is no target.
+    ValueError: `refeed` below 2.
   """
   model: Any
   refeed: int = 2
+
+  def __post_init__(self):
+    Target.of(self.model)
+    check_integer('refeed', self.refeed, 2)
 
   @property
   def prefill(self):
@@ -49,6 +58,14 @@ class ModelDrafter(AroundModel):
     return _functions(Target.of(self.model), self.refeed)[1]
 
 
+def last_tokens(tokens, lengths, refeed, ahead=0):
+  """The last `refeed` of tokens[b, :lengths[b]], and `ahead` behind them: (where they begin int32[B], int32[B, ≤ refeed +
+  ahead]). Where fewer are there, padding follows, overwritten in the cache before it can be seen."""
+  size = min(refeed, tokens.shape[1] - 1 - ahead)  # no more than there are slots in a cache
+  begin = jnp.maximum(lengths - size, 0)
+  return begin, loop.read_rows(tokens, begin, size + ahead)
+
+
 @functools.lru_cache(maxsize=None)
 def _functions(model, refeed):
   """(prefill, draft) of a static `Target`; the same objects for equal ones."""
@@ -57,12 +74,12 @@ def _functions(model, refeed):
     return ModelState(model.prefill(params, inputs, max_len), model.start(inputs)[1])
 
   def draft(params, state, tokens, lengths, gamma, sample):
-    # Where fewer than `refeed` tokens are committed, what follows is padding, overwritten before it can be seen.
-    begin = jnp.maximum(lengths - refeed, 0)
-    logits, cache = model.extend(params, state.cache, loop.read_rows(tokens, begin, refeed),
-                                 state.first_positions + begin)
+    begin, block = last_tokens(tokens, lengths, refeed)
+    logits, cache = model.extend(params, state.cache, block, state.first_positions + begin)
     logits = jnp.take_along_axis(logits, (lengths - 1 - begin)[:, None, None], axis=1)[:, 0]
     x, q = sample(logits, 0)
+    if gamma == 1:  # under disable_jit, a scan of no steps is an error
+      return x[:, None], q[:, None], ModelState(cache, state.first_positions)
 
     def step(carry, i):
       cache, token = carry

@@ -5,6 +5,10 @@ import os
 import jax.numpy as jnp
 import numpy as np
 
+from speculative.checks import check_integer
+from speculative.checks import check_numbers
+from speculative.drafters.base import UNLIKELY
+
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
@@ -52,6 +56,12 @@ def fit(texts, vocab_size, pad_id=0, eos_id=1, start_id=0):
   pairs, count = np.unique(previous * vocab_size + tokens, return_counts=True)
   return Counts(np.bincount(tokens, minlength=vocab_size), pairs // vocab_size, pairs % vocab_size, count,
                 pad_id, eos_id, start_id)
+
+
+def fit_texts(texts, vocabulary):
+  """`fit` on texts (str), encoded and an EOS added; padding is the start token, as in T5."""
+  ids = [[*vocabulary.encode(text), vocabulary.eos_id] for text in texts]
+  return fit(ids, vocabulary.vocab_size, vocabulary.pad_id, vocabulary.eos_id, vocabulary.pad_id)
 
 
 def read_tokens(path):
@@ -107,8 +117,8 @@ class NgramDrafter:
 
 
 def unigram(counts, smoothing=1.0):
-  """Drafts every token from the smoothed unigram distribution."""
-  return NgramDrafter({'log_probs': jnp.log(_unigram(counts, smoothing))}, counts, _draft_unigram)
+  """Drafts every token from the unigram distribution, `smoothing` ≥ 0 added to each count."""
+  return NgramDrafter({'log_probs': _log(_unigram(counts, smoothing))}, counts, _draft_unigram)
 
 
 def bigram(counts, smoothing=1.0, backoff=1.0, max_following=256):
@@ -119,11 +129,16 @@ def bigram(counts, smoothing=1.0, backoff=1.0, max_following=256):
 
   Args:
     counts: `Counts`.
-    smoothing: added to every unigram count.
+    smoothing: ≥ 0, added to every unigram count.
     backoff: b > 0.
-    max_following: the table keeps that many of each token's most frequent followers [V, max_following]; what is cut
-      off goes to the unigrams.
+    max_following: ≥ 1; the table keeps that many of each token's most frequent followers [V, max_following]; what is
+      cut off goes to the unigrams.
+
+  Raises:
+    ValueError: a number out of range.
   """
+  check_numbers('backoff', backoff, lambda a: (a > 0) & (a < np.inf) & (a.ndim == 0), 'above 0')
+  check_integer('max_following', max_following, 1)
   v = counts.vocab_size
   order = np.lexsort((-counts.count, counts.previous))
   previous, following, count = counts.previous[order], counts.following[order], counts.count[order]
@@ -140,7 +155,12 @@ def bigram(counts, smoothing=1.0, backoff=1.0, max_following=256):
   return NgramDrafter(params, counts, _draft_bigram)
 
 
+def _log(probs):
+  return jnp.maximum(jnp.log(probs), UNLIKELY)
+
+
 def _unigram(counts, smoothing):
+  check_numbers('smoothing', smoothing, lambda a: (a >= 0) & (a < np.inf) & (a.ndim == 0), 'at least 0')
   weights = counts.unigram + smoothing
   return (weights / weights.sum()).astype(np.float32)
 
@@ -159,7 +179,7 @@ def _draft_bigram(params, state, tokens, lengths, gamma, sample):
     probs = params['probs'][token]
     rest = 1.0 - jnp.sum(probs, axis=1, keepdims=True)
     p = (rest * params['unigram']).at[rows, params['following'][token]].add(probs)
-    drawn.append(sample(jnp.log(p), i))
+    drawn.append(sample(_log(p), i))
     token = drawn[-1][0]
   return (*_stack(drawn), state)
 

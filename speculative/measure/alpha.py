@@ -6,6 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from speculative.checkpoints import pairs
+from speculative.decoding import inputs as decode_inputs
+from speculative.decoding import speculative as loop
+from speculative.decoding.state import round_uniforms
 from speculative.decoding.targets import Drafter
 from speculative.decoding.targets import Target
 from speculative.drafters.base import as_drafter
@@ -40,26 +44,50 @@ def measure_alpha(target, drafter, inputs, generated, config, seed=0, probs=None
     inputs: int32[B, S].
     generated: the target's own texts for these inputs under `config`: `DecodeResult` or `Generated`.
     config: `DecodeConfig`: p and q get its adjustments.
-    seed: for drafters that need to draw in order to tell q.
+    seed: for drafters that need to draw in order to tell q: int ≥ 0, or [B].
     probs: `target_probs` of the same arguments, to share among drafters; None: computed here.
 
   Returns:
     `Alpha`.
+
+  Raises:
+    TypeError, ValueError: as for `speculative_decode`; texts that are not [B, N], or of no tokens at all.
   """
   drafter = as_drafter(drafter)
+  static = Target.of(target), Drafter.of(drafter)
+  pairs.check_pair(target, drafter)
+  inputs, rows, row_keys = decode_inputs.prepare(target, inputs, config, seed, drafter=drafter)
+  tokens, lengths = _check_texts(target, generated, len(inputs))
+  if not lengths.any():
+    raise ValueError('the texts have no tokens: there is nothing to measure α over')
   if probs is None:
     probs = target_probs(target, inputs, generated, config)
-  rows = config.rows(target, len(inputs))
-  beta = np.array(_betas((Target.of(target), Drafter.of(drafter), config.filtered), drafter.params, np.asarray(inputs),
-                         np.asarray(generated.tokens), rows, seed, probs))
-  beta[np.arange(beta.shape[1]) >= generated.lengths[:, None]] = np.nan
+  elif probs.shape != (*tokens.shape, target.vocab_size):
+    raise ValueError(f'probs has shape {probs.shape}: must be [B, N, V] = {(*tokens.shape, target.vocab_size)}')
+  beta = np.array(_betas((*static, config.filtered), drafter.params, inputs, tokens, rows, row_keys, probs))
+  beta[np.arange(beta.shape[1]) >= lengths[:, None]] = np.nan
   return pool([beta])
 
 
 def target_probs(target, inputs, generated, config):
   """The target's p at every prefix of its texts, in one call: float32[B, N, V], on the device."""
-  return _target_probs((Target.of(target), config.filtered), target.params, np.asarray(inputs),
-                       np.asarray(generated.tokens), config.rows(target, len(inputs)))
+  static = Target.of(target)
+  inputs, rows, _ = decode_inputs.prepare(target, inputs, config)
+  tokens, _ = _check_texts(target, generated, len(inputs))
+  return _target_probs((static, config.filtered), target.params, inputs, tokens, rows)
+
+
+def _check_texts(target, generated, batch):
+  """(tokens int32[B, N], lengths [B]) of a `Generated`. Raises ValueError for other shapes and ids."""
+  tokens, lengths = np.asarray(generated.tokens), np.asarray(generated.lengths)
+  if tokens.ndim != 2 or lengths.shape != tokens.shape[:1] or len(tokens) != batch:
+    raise ValueError(f'texts have tokens {list(tokens.shape)} and lengths {list(lengths.shape)}: must be [B, N] and [B] '
+                     f'with B = {batch}, one text for each input')
+  if (lengths < 0).any() or (lengths > tokens.shape[1]).any():
+    raise ValueError(f'lengths of texts must be in [0, {tokens.shape[1]}], the columns of their tokens')
+  if tokens.size and not 0 <= tokens.min() <= tokens.max() < target.vocab_size:
+    raise ValueError(f'texts hold ids {tokens.min()} … {tokens.max()}: the vocabulary has {target.vocab_size}')
+  return tokens.astype(np.int32), lengths
 
 
 def pool(betas):
@@ -109,7 +137,7 @@ def _target_probs(program, params, inputs, tokens, rows):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _betas(program, params, inputs, tokens, rows, seed, probs):
+def _betas(program, params, inputs, tokens, rows, row_keys, probs):
   """β at each of the tokens int32[B, N]: float32[B, N]."""
   target, drafter, filtered = program
   batch, n = tokens.shape
@@ -117,12 +145,12 @@ def _betas(program, params, inputs, tokens, rows, seed, probs):
 
   def one(state, i):
     """One draft from the first i + 1 committed tokens: only its q matters."""
-    key = jax.random.fold_in(jax.random.key(seed), i)
-    sample = rows.sampler(target, filtered, jnp.full(batch, i), jax.random.uniform(key, (batch, 1, 2)),
-                          jax.random.split(jax.random.fold_in(key, 0), batch))
+    fold = jax.vmap(jax.random.fold_in, (0, None))
+    sample = rows.sampler(target, filtered, jnp.full(batch, i), round_uniforms(fold(row_keys, i), 1)[0],
+                          fold(row_keys, i + loop.OWN_KEYS))
     known = jnp.where(jnp.arange(n + 1) <= i, committed, target.pad_id)
     _, q, state = drafter.draft(params, state, known, jnp.full(batch, i + 1), 1, sample)
     p = jax.lax.dynamic_index_in_dim(probs, i, 1, keepdims=False)
-    return state, jnp.sum(jnp.minimum(p, q[:, 0]), axis=-1)
+    return state, jnp.sum(jnp.minimum(p, q[:, 0]), axis=-1)  # NaN where either is
 
-  return jax.lax.scan(one, drafter.prefill(params, inputs, n + 2), jnp.arange(n))[1].T
+  return jax.lax.scan(one, drafter.prefill(params, inputs, n + 2), jnp.arange(n, dtype=jnp.int32))[1].T

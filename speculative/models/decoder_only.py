@@ -35,6 +35,7 @@ class GPTConfig:
   pad_id: int = 0
   eos_id: int = 1
   start_id: int = 0
+  tied: bool = True  # the embedding is the head
 
   def __post_init__(self):
     if self.d_model % self.num_heads:
@@ -44,15 +45,21 @@ class GPTConfig:
   def d_kv(self):
     return self.d_model // self.num_heads
 
-  def check_inputs(self, inputs, max_decode_len):
-    """Raises ValueError for a prompt of no tokens, or one that leaves too few positions."""
-    lengths = prompt_lengths(inputs, self.pad_id)
-    if (lengths == 0).any():
-      raise ValueError(f'inputs[{int(np.argmin(lengths))}] is all padding: a decoder-only target needs a prompt')
-    longest = int(lengths.max()) + max_decode_len
-    if longest > self.max_positions:
-      raise ValueError(f'a prompt of {int(lengths.max())} tokens and max_decode_len = {max_decode_len} need {longest} '
-                       f'positions, the model has {self.max_positions}: shorten the prompt or lower max_decode_len')
+  def first(self, inputs):
+    """Each row's last prompt token int32[B] and its position int32[B]: where decoding starts."""
+    last = prompt_lengths(inputs, self.pad_id) - 1
+    return jnp.take_along_axis(inputs, last[:, None], axis=1)[:, 0], last.astype(jnp.int32)
+
+  def check_inputs(self, inputs, lengths):
+    """Raises ValueError for a prompt of no tokens, or one that with the lengths int[B] behind it needs more positions."""
+    prompts = prompt_lengths(inputs, self.pad_id)
+    if (prompts == 0).any():
+      raise ValueError(f'inputs[{int(np.argmin(prompts))}] is all padding: a decoder-only target needs a prompt')
+    b = int(np.argmax(prompts + lengths))
+    if prompts[b] + lengths[b] > self.max_positions:
+      raise ValueError(f'inputs[{b}]: a prompt of {prompts[b]} tokens and up to {lengths[b]} behind it need '
+                       f'{prompts[b] + lengths[b]} positions, the model has {self.max_positions}: shorten the prompt or '
+                       'lower max_decode_len')
 
 
 # The paper's pair (section 4.1, lm1b with an 8k vocabulary).
@@ -123,6 +130,8 @@ class DecoderOnly(nn.Module):
   def setup(self):
     c = self.config
     self.embedding = self.param('embedding', nn.initializers.normal(0.02), (c.vocab_size, c.d_model))
+    if not c.tied:
+      self.head = self.param('head', nn.initializers.normal(0.02), (c.d_model, c.vocab_size))
     self.positions = self.param('positions', nn.initializers.normal(0.01), (c.max_positions, c.d_model))
     self.layers = [Layer(c, self.dtype, name=f'layer_{i}') for i in range(c.num_layers)]
     self.final_norm = LayerNorm(c.norm_eps)
@@ -138,10 +147,13 @@ class DecoderOnly(nn.Module):
     for i, layer in enumerate(self.layers):
       x, cache = layer(x, mask, dropout, caches[i] if caches else None, queries[:, 0])
       new.append(cache)
-    return matmul(self.final_norm(x), self.embedding.T, self.dtype), tuple(new)
+    head = self.embedding.T if self.config.tied else self.head
+    return matmul(self.final_norm(x), head, self.dtype), tuple(new)
 
   def __call__(self, tokens, deterministic=True):
     """Full forward pass: int32[B, T] → logits float32[B, T, vocab_size]."""
+    if tokens.shape[1] > self.config.max_positions:
+      raise ValueError(f'{tokens.shape[1]} tokens: the model has {self.config.max_positions} positions')
     positions = jnp.arange(tokens.shape[1])
     return self._forward(tokens, positions[None], (positions[:, None] >= positions)[None, None],
                          deterministic=deterministic)[0]
@@ -163,24 +175,6 @@ class DecoderOnly(nn.Module):
     keys = jnp.arange(cache.self_kv[0][0].shape[3])
     logits, self_kv = self._forward(tokens, queries, keys <= queries[:, None, :, None], cache.self_kv)
     return logits, dataclasses.replace(cache, self_kv=self_kv)
-
-
-@functools.lru_cache(maxsize=None)
-def decoding_functions(config, dtype=None):
-  """(prefill, extend, first) of the target protocol as pure functions; the same objects for equal configurations."""
-  module = DecoderOnly(config, dtype)
-
-  def prefill(params, inputs, max_len):
-    return module.apply({'params': params}, inputs, max_len, method=DecoderOnly.prefill)
-
-  def extend(params, cache, tokens, positions):
-    return module.apply({'params': params}, cache, tokens, positions, method=DecoderOnly.extend)
-
-  def first(inputs):
-    last = prompt_lengths(inputs, config.pad_id) - 1
-    return jnp.take_along_axis(inputs, last[:, None], axis=1)[:, 0], last.astype(jnp.int32)
-
-  return prefill, extend, first
 
 
 def init_params(config, key):

@@ -1,11 +1,12 @@
 """A loaded model: configuration, parameters and vocabulary, usable as a decoding target."""
 import dataclasses
+import functools
 from typing import Any
 
 from speculative.models import decoder_only
 from speculative.models import t5
 
-_MODULES = {t5.T5Config: t5, decoder_only.GPTConfig: decoder_only}
+_MODULES = {t5.T5Config: t5.T5, decoder_only.GPTConfig: decoder_only.DecoderOnly}
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,11 +58,25 @@ class Model:
     """first(inputs int32[B, S]) → (tokens int32[B], positions int32[B]) to decode from; None: start_id, 0."""
     return self._functions[2]
 
-  def check_inputs(self, inputs, max_decode_len):
-    """Raises ValueError for inputs int[B, S] that this architecture cannot take."""
+  def check_inputs(self, inputs, lengths):
+    """Raises ValueError for inputs int[B, S] that this architecture cannot take, with lengths int[B] behind them."""
     if hasattr(self.config, 'check_inputs'):
-      self.config.check_inputs(inputs, max_decode_len)
+      self.config.check_inputs(inputs, lengths)
 
   @property
   def _functions(self):
-    return _MODULES[type(self.config)].decoding_functions(self.config, self.dtype)
+    return _functions(self.config, self.dtype)
+
+
+@functools.lru_cache(maxsize=None)
+def _functions(config, dtype):
+  """(prefill, extend, first) of the target protocol as pure functions; the same objects for equal configurations."""
+  module = _MODULES[type(config)](config, dtype)
+
+  def prefill(params, inputs, max_len):
+    return module.apply({'params': params}, inputs, max_len, method='prefill')
+
+  def extend(params, cache, tokens, positions):
+    return module.apply({'params': params}, cache, tokens, positions, method='extend')
+
+  return prefill, extend, getattr(config, 'first', None)

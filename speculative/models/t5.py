@@ -240,20 +240,6 @@ class T5(nn.Module):
     return self._logits(x), dataclasses.replace(cache, self_kv=self_kv)
 
 
-@functools.lru_cache(maxsize=None)
-def decoding_functions(config, dtype=None):
-  """(prefill, extend, first) of the target protocol as pure functions; the same objects for equal configurations."""
-  module = T5(config, dtype)
-
-  def prefill(params, inputs, max_len):
-    return module.apply({'params': params}, inputs, max_len, method=T5.prefill)
-
-  def extend(params, cache, tokens, positions):
-    return module.apply({'params': params}, cache, tokens, positions, method=T5.extend)
-
-  return prefill, extend, None  # decoding starts with start_id at position 0
-
-
 def init_params(config, key):
   """Random parameters as T5 initialises them: a tree of float32 arrays."""
   ones = jnp.ones((1, 1), jnp.int32)
