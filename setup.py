@@ -18,6 +18,6 @@ setuptools.setup(
         'tpu': ['jax[tpu]'],
         'gpu': ['jax[cuda13]'],
         'notebooks': ['ipykernel', 'nbclient', 'nbformat'],
-        'test': ['hypothesis', 'pytest'],
+        'test': ['hypothesis', 'pytest', 'pytest-xdist'],
     },
 )

@@ -103,6 +103,20 @@ class _Counting:
     return getattr(self.target, name)
 
 
+@pytest.mark.parametrize('inside', ['chain', 'copying'])
+def test_a_row_is_as_it_is_alone_in_a_deep_chain(models, inside):
+  """Rows make other numbers of inner rounds; none feels another's."""
+  target, larger, smaller = models
+  inner = ChainDrafter(smaller, unigram(), 3) if inside == 'chain' else CopyingDrafter(target)
+  drafter = ChainDrafter(larger, inner, 2)
+  config = DecodeConfig(gamma=4, max_decode_len=24, temperature=1.0)
+  together = speculative_decode(target, drafter, INPUTS, config, 5)
+  for b in range(3):
+    alone = speculative_decode(target, drafter, INPUTS[b:b + 1], config, 5, [b])
+    for name in FIELDS:
+      np.testing.assert_array_equal(getattr(alone, name)[0], getattr(together, name)[b])
+
+
 def test_a_chain_that_does_not_fit(models):
   with pytest.raises(ValueError, match='do not fit: vocab_size 7 and 6'):
     ChainDrafter(models[1], dataclasses.replace(models[2], vocab_size=6))
