@@ -129,10 +129,20 @@ def test_one_compilation_serves_all_settings(pair):
   decode(seed=7, top_k=2, temperature=0.3, lenience=0.5)
   decode(seed=np.int64(3), top_p=0.5, temperature=np.float64(1), min_decode_len=2)
   decode(seed=np.array([1, 2, 3]), top_k=np.array([0, 2, 3]), temperature=jnp.float32(1.5))
+  decode(seed=[1, 2, 3], top_k=2, temperature=[0, .5, 1.], min_decode_len=[0, 1, 2])
   assert (loop.run._cache_size(), loop.prefill._cache_size()) == before
   decode(temperature=1)  # without filters: the other program, once
   decode()
   assert loop.run._cache_size() == before[0] + 1
+
+
+def test_a_model_of_equal_configuration_is_not_compiled_again(tiny):
+  config = DecodeConfig(gamma=2, max_decode_len=4)
+  decode = lambda model: speculative_decode(model, model, INPUTS, config)
+  decode(tiny)
+  before = loop.run._cache_size()
+  decode(dataclasses.replace(tiny, params=jax.tree.map(lambda a: a + 1, tiny.params)))
+  assert loop.run._cache_size() == before
 
 
 def test_settings_are_per_row(pair):
