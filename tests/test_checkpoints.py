@@ -29,7 +29,7 @@ from speculative.models import t5
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 SPIECE, OTHER = (os.path.join(DATA, 'vocabulary', name) for name in ('spiece.model', 'other.model'))
-FOLDERS = ('t5_v1_0', 't5_v1_1', 't5_v1_1_sharded', 't5_tied_unscaled')
+FOLDERS = 't5_v1_0', 't5_v1_1', 't5_v1_1_sharded', 't5_tied_unscaled', 'byt5', 'umt5'
 QKV = 'decoder.block.1.layer.0.SelfAttention.v.weight'
 
 
@@ -251,7 +251,7 @@ class BadInputTest(FolderTest):
     self.fails('takes the folder', path=self.weights)
     self.fails('not a checkpoint of a known format', 'nothing', path=self.folder())
     self.fails('not a checkpoint of a known format', 'weights.h5', path=self.folder('weights.h5'))
-    self.fails('T5X checkpoints are not supported yet', path=self.folder('checkpoint_1000/checkpoint'))
+    self.fails('not the index of a T5X checkpoint', path=self.folder('checkpoint_1000/checkpoint'))
     self.fails('Orbax checkpoints are not supported yet', path=self.folder('1000/_CHECKPOINT_METADATA'))
     with self.assertRaisesRegex(ValueError, 'mesh is not supported yet'):
       load_model(self.path, mesh=object())
@@ -263,7 +263,6 @@ class BadInputTest(FolderTest):
     self.fails('config.json: not')
 
   @parameterized.parameters(
-      ({'model_type': 'umt5'}, 'umt5 is not supported yet'),
       ({'model_type': 'bart'}, "model_type 'bart' is not supported"),
       ({'feed_forward_proj': 'gated-silu'}, "feed_forward_proj 'gated-silu' is not supported"),
       ({'d_model': None}, 'd_model must be an integer'),
@@ -365,7 +364,7 @@ class SaveTest(TestCase):
     self.assertEqual(again.name, 'saved')
     self.assertEqual(os.listdir(os.path.dirname(self.path)), ['saved'])
 
-  @parameterized.parameters('t5_v1_0', 't5_v1_1', 't5_tied_unscaled')
+  @parameterized.parameters('t5_v1_0', 't5_v1_1', 't5_tied_unscaled', 'byt5', 'umt5')
   def test_same_file_as_transformers(self, name):
     huggingface.save(load_model(fixture(name), 'float32'), self.path)
     ours, theirs = (load_file(os.path.join(path, 'model.safetensors')) for path in (self.path, fixture(name)))
@@ -408,7 +407,7 @@ class SaveTest(TestCase):
       huggingface.save(model, self.path)
     self.assertEqual(os.listdir(os.path.dirname(self.path)), [])
 
-  @parameterized.product(name=('t5_v1_0', 't5_v1_1', 't5_tied_unscaled'))
+  @parameterized.product(name=('t5_v1_0', 't5_v1_1', 't5_tied_unscaled', 'byt5', 'umt5'))
   def test_transformers_reads_it(self, name):
     try:
       import torch  # pylint: disable=g-import-not-at-top
@@ -418,7 +417,7 @@ class SaveTest(TestCase):
     ours, e = load_model(fixture(name), 'float32'), expected(name)
     ours.vocabulary = Vocabulary(SPIECE, extra_ids=3)
     huggingface.save(ours, self.path)
-    theirs, report = transformers.T5ForConditionalGeneration.from_pretrained(self.path, output_loading_info=True)
+    theirs, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(self.path, output_loading_info=True)
     self.assertFalse(any(report.values()), report)
     inputs, targets = (torch.tensor(e[f'{side}_input_tokens']).long() for side in ('encoder', 'decoder'))
     with torch.no_grad():

@@ -1,23 +1,25 @@
 """Checkpoints of other libraries, read into one parameter layout."""
 import os
-import re
 
 from speculative.checkpoints import gpt2
 from speculative.checkpoints import huggingface
+from speculative.checkpoints import t5x
 from speculative.checkpoints.pairs import check_pair
 from speculative.models.decoder_only import GPTConfig
 
 __all__ = ['check_pair', 'load_model', 'save_model']
 
 
-def load_model(path, dtype=None, mesh=None):
+def load_model(path, dtype=None, mesh=None, vocabulary=None):
   """Loads a model, whatever wrote it.
 
   Args:
-    path: a Hugging Face T5 or GPT-2 folder; `~` is the home directory.
+    path: a folder: Hugging Face's of a T5, mT5, ByT5, umT5 or GPT-2; T5X's of a step, or of its steps (the latest is
+      taken). `~` is the home directory.
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
       CPUs without bfloat16 instructions.
     mesh: not supported yet.
+    vocabulary: `Vocabulary`. None: the folder's own; T5X folders have none.
 
   Returns:
     `Model`, named after the folder.
@@ -36,14 +38,14 @@ def load_model(path, dtype=None, mesh=None):
   names = sorted(os.listdir(path))
   if huggingface.CONFIG in names:
     kind = huggingface.read_json(os.path.join(path, huggingface.CONFIG)).get('model_type')
-    return (gpt2 if kind == 'gpt2' else huggingface).load(path, dtype)
-  # Themselves, or folders of their steps.
-  if 'checkpoint' in names or any(re.fullmatch(r'checkpoint_\d+', name) for name in names):
-    raise ValueError(f'{path}: T5X checkpoints are not supported yet')
+    return (gpt2 if kind == 'gpt2' else huggingface).load(path, dtype, vocabulary)
+  if t5x.find(path):
+    return t5x.load(path, dtype, vocabulary)
   if {'_METADATA', '_CHECKPOINT_METADATA', 'manifest.ocdbt'} & set(names) or any(map(str.isdigit, names)):
     raise ValueError(f'{path}: Orbax checkpoints are not supported yet')
   found = ', '.join(names[:8]) + (', …' if len(names) > 8 else '') if names else 'nothing'
   raise ValueError(f'{path}: not a checkpoint of a known format. Hugging Face: a folder with config.json. '
+                   'T5X: a folder checkpoint_N. '
                    f'This one holds {found}')
 
 

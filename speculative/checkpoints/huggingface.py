@@ -1,6 +1,6 @@
-"""Hugging Face T5 folders: config.json, safetensors, and the vocabulary where there is one.
+"""Hugging Face T5, mT5, ByT5 and umT5 folders: config.json, safetensors, and the vocabulary where there is one.
 
-`_layout` is the whole mapping between the two namings; loading and saving both read it.
+`layout` is the whole mapping between the two namings; loading and saving both read it.
 """
 import contextlib
 import dataclasses
@@ -28,6 +28,8 @@ GENERATION, SPIECE, TOKENIZER = 'generation_config.json', 'spiece.model', 'token
 HEAD = 'lm_head.weight'
 # The names of the one embedding. Files hold any of them.
 EMBEDDINGS = ('shared.weight', 'encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
+# Families whose defaults in Transformers are those of v1.1.
+_V1_1 = 'mt5', 'umt5'
 # Left over in the first released T5 files; T5 has no relative bias in cross-attention.
 UNUSED = 'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight'
 
@@ -35,7 +37,7 @@ UNUSED = 'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight
 # The mapping.
 
 
-def _layout(config):
+def layout(config):
   """The mapping: list of (path in the parameter tree, Hugging Face names, block).
 
   block None: one array, the same in both. Otherwise the names are matrices [out, in], and our matrix [in, all their
@@ -45,9 +47,10 @@ def _layout(config):
   if not config.tied:
     entries.append(('head', [HEAD], config.vocab_size))
   for stack, layers in ('encoder', config.num_encoder_layers), ('decoder', config.num_decoder_layers):
-    entries += [
-        (f'{stack}/relative_bias', [f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'], None),
-        (f'{stack}/final_norm/scale', [f'{stack}.final_layer_norm.weight'], None)]
+    entries.append((f'{stack}/final_norm/scale', [f'{stack}.final_layer_norm.weight'], None))
+    biased = [(f'{stack}/layer_{i}', i) for i in range(layers)] if config.layer_bias else [(stack, 0)]
+    entries += [(f'{ours}/relative_bias', [f'{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight'], None)
+                for ours, i in biased]
     for i in range(layers):
       entries += [(f'{stack}/layer_{i}/{leaf}', [f'{stack}.block.{i}.layer.{name}.weight' for name in names], block)
                   for leaf, names, block in _layer_layout(config, stack == 'decoder')]
@@ -55,7 +58,7 @@ def _layout(config):
 
 
 def _layer_layout(config, decoder):
-  """`_layout` of one layer, without the prefixes."""
+  """`layout` of one layer, without the prefixes."""
   c = config
   cross = [
       ('cross_norm/scale', ['1.layer_norm'], None),
@@ -106,7 +109,7 @@ def shapes_of(init_params, config):
 
 
 def load(path, dtype=None, vocabulary=None):
-  """Reads a T5 1.0 or v1.1 model.
+  """Reads a model of the T5 family.
 
   Args:
     path: the folder.
@@ -136,18 +139,26 @@ def load(path, dtype=None, vocabulary=None):
     if tied:
       names.pop(HEAD, None)
     names.pop(UNUSED, None)
-    layout = _layout(config)
-    check_names(path, [name for _, group, _ in layout for name in group], names, r'(en|de)coder\.block\.\d+\.',
+    check_names(path, [name for _, group, _ in layout(config) for name in group], names, r'(en|de)coder\.block\.\d+\.',
                 f'{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers')
-    shapes = shapes_of(t5.init_params, config)
-    for leaf, group, block in layout:  # all before the first is read
-      shape = shapes[leaf] if block is None else (shapes[leaf][1] // len(group), shapes[leaf][0])
-      for name in group:
-        check_shape(path, files, names[name], shape)
-    params = {leaf: jnp.asarray(_pack([read(names[name]).astype(dtype) for name in group], block))
-              for leaf, group, block in layout}
+    for name, shape in shapes_by_name(config).items():  # all before the first is read
+      check_shape(path, files, names[name], shape)
+    params = fill(config, lambda name: read(names[name]).astype(dtype))
   vocabulary = vocabulary_of(path, config, vocabulary)
-  return Model(config, traverse_util.unflatten_dict(params, sep='/'), vocabulary, name=os.path.basename(path))
+  return Model(config, params, vocabulary, name=os.path.basename(path))
+
+
+def shapes_by_name(config):
+  """{Hugging Face name: shape} of every parameter."""
+  shapes = shapes_of(t5.init_params, config)
+  return {name: shapes[leaf] if block is None else (shapes[leaf][1] // len(group), shapes[leaf][0])
+          for leaf, group, block in layout(config) for name in group}
+
+
+def fill(config, read):
+  """The parameter tree, a leaf at a time, from `read`(Hugging Face name) → NumPy array as Hugging Face has it."""
+  params = {leaf: jnp.asarray(_pack([read(name) for name in group], block)) for leaf, group, block in layout(config)}
+  return traverse_util.unflatten_dict(params, sep='/')
 
 
 def resolve_dtype(dtype=None):
@@ -241,7 +252,7 @@ def check_shape(path, files, name, shape):
 
 
 def _rename_embedding(path, found, read):
-  """{name in `_layout`: name in the file}: the embedding may go under any of its names, or several."""
+  """{name in `layout`: name in the file}: the embedding may go under any of its names, or several."""
   names = {name: name for name in found}
   present = [name for name in EMBEDDINGS if name in found]
   for name in present:
@@ -264,7 +275,7 @@ def _head(path, settings, names, read):
   Transformers 4 says `tie_word_embeddings`: a tied head is scaled, another is not. Transformers 5 always says it is
   true and has `scale_decoder_outputs`; there, as here, the head is its own matrix if the file holds one.
   """
-  tie = settings.get('tie_word_embeddings', True)
+  tie = settings.get('tie_word_embeddings', settings.get('model_type') not in _V1_1)
   scaled = bool(settings.get('scale_decoder_outputs', tie))
   if HEAD not in names:
     if not tie:
@@ -281,11 +292,9 @@ def _read_config(path, settings):
   """config.json → `T5Config`, but for the head; defaults are those of Transformers."""
   file = os.path.join(path, CONFIG)
   kind = settings.get('model_type')
-  if kind == 'umt5':
-    raise ValueError(f'{file}: model_type umt5 is not supported yet')
-  if kind != 't5':
-    raise ValueError(f'{file}: model_type {kind!r} is not supported, only t5')
-  activation = settings.get('feed_forward_proj', 'relu')
+  if kind not in ('t5', *_V1_1):
+    raise ValueError(f'{file}: model_type {kind!r} is not supported, only t5, mt5, umt5 and gpt2')
+  activation = settings.get('feed_forward_proj', 'gated-gelu' if kind in _V1_1 else 'relu')
   if activation not in ('relu', 'gated-gelu'):
     raise ValueError(f'{file}: feed_forward_proj {activation!r} is not supported, only relu and gated-gelu')
   generation = os.path.join(path, GENERATION)
@@ -312,6 +321,7 @@ def _read_config(path, settings):
       num_encoder_layers=layers,
       num_decoder_layers=integer('num_decoder_layers', layers),
       gated=activation == 'gated-gelu',
+      layer_bias=kind == 'umt5',
       num_buckets=integer('relative_attention_num_buckets', 32),
       max_distance=integer('relative_attention_max_distance', 128),
       norm_eps=number('layer_norm_epsilon', 1e-6),
@@ -450,7 +460,7 @@ def _to_tensors(model, dtype):
   """{Hugging Face name: NumPy array}."""
   params = to_numpy(model, shapes_of(t5.init_params, model.config), dtype)
   tensors = {}
-  for leaf, group, block in _layout(model.config):
+  for leaf, group, block in layout(model.config):
     for name, part in zip(group, _unpack(params[leaf], len(group), block)):
       tensors[name] = np.ascontiguousarray(part)
   return tensors
@@ -460,7 +470,7 @@ def _to_settings(config, dtype):
   """`T5Config` → contents of config.json, with the keys that Transformers 4 writes."""
   c = config
   settings = {
-      'architectures': ['T5ForConditionalGeneration'],
+      'architectures': ['UMT5ForConditionalGeneration' if c.layer_bias else 'T5ForConditionalGeneration'],
       'classifier_dropout': 0.0,
       'd_ff': c.d_ff,
       'd_kv': c.d_kv,
@@ -473,7 +483,7 @@ def _to_settings(config, dtype):
       'is_encoder_decoder': True,
       'is_gated_act': c.gated,
       'layer_norm_epsilon': c.norm_eps,
-      'model_type': 't5',
+      'model_type': 'umt5' if c.layer_bias else 't5',
       'num_decoder_layers': c.num_decoder_layers,
       'num_heads': c.num_heads,
       'num_layers': c.num_encoder_layers,

@@ -1,4 +1,5 @@
-"""T5 1.0 and v1.1 (Raffel et al. 2020; Shazeer 2020) in Flax Linen: one layout for training and decoding.
+"""T5 1.0, v1.1 and umT5 (Raffel et al. 2020; Shazeer 2020; Chung et al. 2023) in Flax Linen: one layout for training and
+decoding.
 
 Every projection is a two-dimensional matrix. Columns are ordered so that a split over devices keeps together what
 belongs together: `qkv` is [d_model, heads × (q, k, v) × d_kv], `wi` of a gated model is [d_model, blocks × (gate,
@@ -31,6 +32,7 @@ class T5Config:
   gated: bool = True  # v1.1: gelu(x·gate) ∘ (x·linear); 1.0: relu(x·wi)
   tied: bool = False  # the output head is the embedding
   scale_tied_output: bool = True  # a tied head's input is divided by √d_model
+  layer_bias: bool = False  # umT5: every layer has a relative bias of its own
   num_buckets: int = 32
   max_distance: int = 128
   norm_eps: float = 1e-6
@@ -47,6 +49,10 @@ class T5Config:
 
 def _normal(std):
   return nn.initializers.normal(std)
+
+
+def _relative_bias(module, config):
+  return module.param('relative_bias', _normal(config.d_model ** -0.5), (config.num_buckets, config.num_heads))
 
 
 class RMSNorm(nn.Module):
@@ -133,6 +139,8 @@ class Layer(nn.Module):
 
   def setup(self):
     c = self.config
+    if c.layer_bias:
+      self.relative_bias = _relative_bias(self, c)
     self.attention_norm = RMSNorm(c.norm_eps)
     self.attention = SelfAttention(c, self.dtype)
     if self.decoder:
@@ -150,7 +158,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-  """Encoder or decoder: layers, the relative bias they share, the final norm."""
+  """Encoder or decoder: layers, the relative bias (which they share, but for umT5), the final norm."""
   config: T5Config
   dtype: str | None
   decoder: bool
@@ -158,7 +166,8 @@ class Stack(nn.Module):
   def setup(self):
     c = self.config
     n = c.num_decoder_layers if self.decoder else c.num_encoder_layers
-    self.relative_bias = self.param('relative_bias', _normal(c.d_model ** -0.5), (c.num_buckets, c.num_heads))
+    if not c.layer_bias:
+      self.relative_bias = _relative_bias(self, c)
     self.layers = [Layer(c, self.dtype, self.decoder, name=f'layer_{i}') for i in range(n)]
     self.final_norm = RMSNorm(c.norm_eps)
     self.drop = nn.Dropout(c.dropout, broadcast_dims=(-2,))  # one mask for all positions, as T5X has it
@@ -167,12 +176,16 @@ class Stack(nn.Module):
                deterministic=True):
     """x[B, T, d_model] → (float32[B, T, d_model], caches). `mask` is broadcastable to [B, heads, T, S]."""
     dropout = functools.partial(self.drop, deterministic=deterministic)
-    bias = attention.relative_bias(self.relative_bias, query_positions, key_positions, not self.decoder,
-                                   self.config.max_distance)
+
+    def bias(module):
+      return attention.relative_bias(module.relative_bias, query_positions, key_positions, not self.decoder,
+                                     self.config.max_distance)
+
+    shared = None if self.config.layer_bias else bias(self)
     x = dropout(x)
     new = []
     for i, layer in enumerate(self.layers):
-      x, cache = layer(x, bias, mask, dropout, cross_kv[i] if cross_kv else None, cross_mask,
+      x, cache = layer(x, bias(layer) if shared is None else shared, mask, dropout, cross_kv[i] if cross_kv else None, cross_mask,
                        caches[i] if caches else None, query_positions[:, 0])
       new.append(cache)
     return dropout(self.final_norm(x)), tuple(new)

@@ -1,0 +1,191 @@
+"""T5X checkpoints: a folder of zarr arrays for each step.
+
+Their matrices are [in, out]; those of Hugging Face are [out, in]. Each name of `huggingface.layout` has one here
+(`_their_name`), so that nothing else is mapped. Layers may be unrolled (`layers_0`, …) or scanned, as in `scalable_t5`:
+then one array holds all layers, along its second axis. Optimizer state is not read.
+"""
+import os
+import re
+
+from flax import serialization
+from flax import traverse_util
+import numpy as np
+import tensorstore as ts
+
+from speculative.checkpoints import huggingface
+from speculative.models import t5
+from speculative.models.model import Model
+
+INDEX, STATE = 'checkpoint', 'state'
+_STEP = re.compile(r'checkpoint_(\d+)')  # an unfinished folder has more behind the number
+_BIAS = 'relpos_bias.rel_embedding'
+_PARTS = {'SelfAttention': 'self_attention', 'EncDecAttention': 'encoder_decoder_attention', 'DenseReluDense': 'mlp'}
+_MATRICES = {'q': 'query', 'k': 'key', 'v': 'value', 'o': 'out'}
+
+
+def find(path):
+  """The folder of arrays of a checkpoint: `path`, its `state`, or those of its latest step; None: there is none."""
+  steps = [(int(match[1]), match[0]) for match in map(_STEP.fullmatch, os.listdir(path)) if match]
+  folder = os.path.join(path, max(steps)[1]) if steps else path
+  for candidate in (folder, os.path.join(folder, STATE)):
+    if os.path.isfile(os.path.join(candidate, INDEX)):
+      return candidate
+  return None
+
+
+def load(path, dtype=None, vocabulary=None):
+  """Reads a T5 of T5X; its sizes are read off the arrays.
+
+  What the arrays do not tell is taken as in T5X's own configurations: gated layers use GELU, relative distances end at
+  128, padding and start are 0, EOS is 1.
+
+  Args:
+    path: folder of a step, or of steps, of which the latest is taken.
+    dtype: as for `huggingface.load`.
+    vocabulary: `Vocabulary`, or None: the checkpoint has none.
+
+  Returns:
+    `Model`.
+
+  Raises:
+    FileNotFoundError: no checkpoint.
+    ValueError: a damaged one, or parameters that no T5 has, or lacks; the message names the parameter.
+  """
+  path = os.path.abspath(os.path.expanduser(path))
+  dtype = huggingface.resolve_dtype(dtype)
+  folder = find(path)
+  if folder is None:
+    raise FileNotFoundError(f'{path}: no T5X checkpoint: neither {INDEX} nor {STATE}/{INDEX}, nor folders checkpoint_N')
+  arrays = _Arrays(folder)
+  config = _config(folder, arrays)
+  names = {name: _their_name(name) for _, group, _ in huggingface.layout(config) for name in group}
+  huggingface.check_names(folder, list(names.values()), arrays, r'(en|de)coder\.layers_\d+\.',
+                          f'the first layers for {config.num_encoder_layers} in the encoder and '
+                          f'{config.num_decoder_layers} in the decoder')
+  for name, shape in huggingface.shapes_by_name(config).items():  # all before the first is read
+    found = arrays.shape(names[name])
+    expected = shape[::-1] if _transposed(name) else shape
+    if found != expected:
+      raise ValueError(f'{folder}: parameter {names[name]} has shape {found}, the others ask for {expected}')
+
+  def read(name):
+    array = arrays.read(names[name]).astype(dtype)
+    return array.T if _transposed(name) else array
+
+  params = huggingface.fill(config, read)
+  vocabulary = huggingface.vocabulary_of(folder, config, vocabulary)
+  return Model(config, params, vocabulary, name=os.path.basename(path))
+
+
+def _their_name(name):
+  """Hugging Face's name → T5X's, of unrolled layers."""
+  if name == huggingface.EMBEDDINGS[0]:
+    return 'token_embedder.embedding'
+  if name == huggingface.HEAD:
+    return 'decoder.logits_dense.kernel'
+  stack, *rest = name.split('.')
+  if rest[0] == 'final_layer_norm':
+    return f'{stack}.{stack}_norm.scale'
+  layer, kind, *leaf = rest[1], rest[4], *rest[5:]
+  if kind == 'layer_norm':
+    places = ['attention', 'mlp'] if stack == 'encoder' else ['self_attention', 'cross_attention', 'mlp']
+    return f'{stack}.layers_{layer}.pre_{places[int(rest[3])]}_layer_norm.scale'
+  if leaf[0] == 'relative_attention_bias':
+    return f'{stack}.layers_{layer}.{_BIAS}'
+  part = 'attention' if (stack, kind) == ('encoder', 'SelfAttention') else _PARTS[kind]
+  return f'{stack}.layers_{layer}.{part}.{_MATRICES.get(leaf[0], leaf[0])}.kernel'
+
+
+def _transposed(name):
+  """Is T5X's array Hugging Face's transposed? Norms and the embedding are alike."""
+  return name != huggingface.EMBEDDINGS[0] and 'layer_norm' not in name
+
+
+class _Arrays:
+  """{name of unrolled layers: array}: of the parameters of one folder, read when asked for.
+
+  A bias that all layers of a stack share is known as the first layer's.
+  """
+
+  def __init__(self, folder):
+    self._folder, self._arrays = folder, {}
+    for name, leaf in _index(folder).items():
+      array = leaf if isinstance(leaf, np.ndarray) else _open(folder, name)
+      if array.dtype.name not in ('float32', 'bfloat16', 'float16'):
+        raise ValueError(f'{folder}: parameter {name} is {array.dtype.name}; only floating point is supported')
+      stack, *rest = name.split('.')
+      if rest[0] == stack and len(rest) > 1:  # scanned
+        for i in range(array.shape[1]):
+          self._arrays['.'.join([stack, f'layers_{i}', *rest[1:]])] = array[:, i]
+      elif '.'.join(rest) == _BIAS:
+        self._arrays[f'{stack}.layers_0.{_BIAS}'] = array
+      else:
+        self._arrays[name] = array
+
+  def __iter__(self):
+    return iter(self._arrays)
+
+  def __contains__(self, name):
+    return name in self._arrays
+
+  def shape(self, name):
+    """Raises ValueError naming the parameter if it is missing."""
+    if name not in self._arrays:
+      raise ValueError(f'{self._folder}: parameter {name} is missing')
+    return tuple(self._arrays[name].shape)
+
+  def read(self, name):
+    array = self._arrays[name]
+    if isinstance(array, np.ndarray):
+      return array
+    try:
+      return array.read().result()
+    except ValueError as e:
+      raise ValueError(f'{self._folder}: parameter {name} cannot be read ({e})') from e
+
+
+def _index(folder):
+  """{name: what the index says of it} of all parameters; small arrays may be in the index itself."""
+  file = os.path.join(folder, INDEX)
+  try:
+    with open(file, 'rb') as f:
+      tree = serialization.msgpack_restore(f.read())
+    target = tree.get('optimizer', tree)['target']
+    if not isinstance(target, dict):
+      raise KeyError('target')
+  except Exception as e:  # msgpack raises one of many kinds
+    raise ValueError(f'{file}: not the index of a T5X checkpoint, or a damaged one ({e!r})') from e
+  # An array is {'driver', 'kvstore', …}; where its kvstore points may be where it was written, not where it is.
+  leaves = traverse_util.flatten_dict(target, is_leaf=lambda _, node: 'driver' in node)
+  return {'.'.join(path): leaf for path, leaf in leaves.items()}
+
+
+def _open(folder, name):
+  """A parameter's TensorStore. Raises ValueError if it is missing or damaged."""
+  path = os.path.join(folder, f'target.{name}')
+  if not os.path.isdir(path):
+    raise ValueError(f'{folder}: parameter {name} is missing: the index lists it, but there is no folder target.{name}')
+  try:
+    return ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': path}}, open=True, read=True).result()
+  except ValueError as e:
+    raise ValueError(f'{folder}: parameter {name} cannot be opened ({e})') from e
+
+
+def _config(folder, arrays):
+  """`T5Config` of the arrays' shapes."""
+  def layers(stack):
+    return 1 + max((int(match[1]) for match in map(re.compile(rf'{stack}\.layers_(\d+)\.').match, arrays) if match),
+                   default=-1)
+
+  rows, d_model = arrays.shape('token_embedder.embedding')
+  bias = f'encoder.layers_0.{_BIAS}'
+  num_heads, num_buckets = arrays.shape(bias)
+  inner = arrays.shape('encoder.layers_0.attention.query.kernel')[-1]
+  gated = 'encoder.layers_0.mlp.wi_0.kernel' in arrays
+  if inner % num_heads:
+    raise ValueError(f'{folder}: {inner} columns of attention are no multiple of {num_heads} heads ({bias})')
+  return t5.T5Config(
+      vocab_size=rows, d_model=d_model, d_ff=arrays.shape(f'encoder.layers_0.mlp.wi{"_0" * gated}.kernel')[-1],
+      num_heads=num_heads, d_kv=inner // num_heads, num_encoder_layers=layers('encoder'),
+      num_decoder_layers=layers('decoder'), gated=gated, tied='decoder.logits_dense.kernel' not in arrays,
+      layer_bias=f'encoder.layers_1.{_BIAS}' in arrays, num_buckets=num_buckets)
