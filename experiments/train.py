@@ -70,7 +70,8 @@ def train(output_dir, dry_run=False, *, config=gin.REQUIRED, data_dir=gin.REQUIR
 
   start = time.time()
   params = training.train(config, params, examples('train'), examples('validation'), output_dir=output_dir,
-                          steps=steps, learning_rate=learning_rate, seed=seed, log=log, **settings)
+                          steps=steps, learning_rate=learning_rate, seed=seed, log=log, vocabulary=vocabulary,
+                          **settings)
   checkpoints.save_model(Model(config, params, vocabulary), os.path.join(output_dir, 'model'), dtype='bfloat16',
                          overwrite=True)
 

@@ -252,7 +252,7 @@ class BadInputTest(FolderTest):
     self.fails('not a checkpoint of a known format', 'nothing', path=self.folder())
     self.fails('not a checkpoint of a known format', 'weights.h5', path=self.folder('weights.h5'))
     self.fails('not the index of a T5X checkpoint', path=self.folder('checkpoint_1000/checkpoint'))
-    self.fails('Orbax checkpoints are not supported yet', path=self.folder('1000/_CHECKPOINT_METADATA'))
+    self.fails('model_config.json: no such file', error=FileNotFoundError, path=self.folder('1000/default/_METADATA'))
     with self.assertRaisesRegex(ValueError, 'mesh is not supported yet'):
       load_model(self.path, mesh=object())
 

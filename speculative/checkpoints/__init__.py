@@ -1,8 +1,10 @@
 """Checkpoints of other libraries, read into one parameter layout."""
 import os
+import re
 
 from speculative.checkpoints import gpt2
 from speculative.checkpoints import huggingface
+from speculative.checkpoints import orbax
 from speculative.checkpoints import t5x
 from speculative.checkpoints.pairs import check_pair
 from speculative.models.decoder_only import GPTConfig
@@ -10,12 +12,17 @@ from speculative.models.decoder_only import GPTConfig
 __all__ = ['check_pair', 'load_model', 'save_model']
 
 
+_HUB_NAME = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
+_HUB_FILES = ['*.json', '*.safetensors', 'spiece.model']
+
+
 def load_model(path, dtype=None, mesh=None, vocabulary=None):
   """Loads a model, whatever wrote it.
 
   Args:
     path: a folder: Hugging Face's of a T5, mT5, ByT5, umT5 or GPT-2; T5X's of a step, or of its steps (the latest is
-      taken). `~` is the home directory.
+      taken); what our own training writes, likewise. `~` is the home directory. Or a name on the Hugging Face Hub, as
+      'google/flan-t5-small', where there is no such folder: from the local cache, or downloaded.
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
       CPUs without bfloat16 instructions.
     mesh: not supported yet.
@@ -30,9 +37,11 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
   """
   if mesh is not None:
     raise ValueError('load_model: mesh is not supported yet')
-  path = os.path.abspath(os.path.expanduser(path))
+  name, path = os.fspath(path), os.path.abspath(os.path.expanduser(path))
   if not os.path.exists(path):
-    raise FileNotFoundError(f'{path}: no such folder')
+    if not _HUB_NAME.fullmatch(name):
+      raise FileNotFoundError(f'{path}: no such folder')
+    path = _from_hub(name)
   if not os.path.isdir(path):
     raise ValueError(f'{path}: a file; load_model takes the folder of a checkpoint')
   names = sorted(os.listdir(path))
@@ -41,12 +50,28 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
     return (gpt2 if kind == 'gpt2' else huggingface).load(path, dtype, vocabulary)
   if t5x.find(path):
     return t5x.load(path, dtype, vocabulary)
-  if {'_METADATA', '_CHECKPOINT_METADATA', 'manifest.ocdbt'} & set(names) or any(map(str.isdigit, names)):
-    raise ValueError(f'{path}: Orbax checkpoints are not supported yet')
+  if orbax.find(path):
+    return orbax.load(path, dtype, vocabulary)
   found = ', '.join(names[:8]) + (', …' if len(names) > 8 else '') if names else 'nothing'
   raise ValueError(f'{path}: not a checkpoint of a known format. Hugging Face: a folder with config.json. '
-                   'T5X: a folder checkpoint_N. '
+                   'T5X: a folder checkpoint_N. Orbax: a folder of steps that our training wrote. '
                    f'This one holds {found}')
+
+
+def _from_hub(name):
+  """The local folder of a model on the Hugging Face Hub: what the cache holds, or else a download."""
+  import huggingface_hub
+  for offline in (True, False):
+    try:
+      folder = huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=offline)
+      if any(file.endswith('.safetensors') for file in os.listdir(folder)):
+        return folder
+    except Exception as e:  # the library's, requests' and the system's own
+      error = e
+    else:
+      error = 'it has no safetensors'
+  raise FileNotFoundError(f'{name}: no such folder here, and not to be had from the Hugging Face Hub '
+                          f'({str(error).splitlines()[0]})')
 
 
 def save_model(model, path, dtype=None, overwrite=False):

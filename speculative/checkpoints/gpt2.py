@@ -89,7 +89,7 @@ def save(model, path, dtype=None, overwrite=False):
     huggingface.write_json(os.path.join(folder, huggingface.CONFIG),
                            _to_settings(model.config, tensors['wte.weight'].dtype.name))
     if model.vocabulary:
-      huggingface.write_vocabulary(folder, model.vocabulary)
+      model.vocabulary.save(folder)
   huggingface.write_folder(path, write, overwrite)
 
 

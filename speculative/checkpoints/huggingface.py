@@ -17,13 +17,13 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from speculative.data.vocabulary import Vocabulary
+from speculative.data import vocabulary as vocabularies
 from speculative.models import precision
 from speculative.models import t5
 from speculative.models.model import Model
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
-GENERATION, SPIECE, TOKENIZER = 'generation_config.json', 'spiece.model', 'tokenizer_config.json'
+GENERATION = 'generation_config.json'
 
 HEAD = 'lm_head.weight'
 # The names of the one embedding. Files hold any of them.
@@ -115,9 +115,10 @@ def load(path, dtype=None, vocabulary=None):
     path: the folder.
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
       CPUs without bfloat16 instructions.
-    vocabulary: `Vocabulary`. None: the folder's spiece.model, if it has one. Its number of sentinels is `extra_ids` of
-      tokenizer_config.json; where that says nothing, 100 (Hugging Face's default) if the embedding has rows for them,
-      else 0.
+    vocabulary: see `speculative.data.vocabulary`. None: the folder's, if it has one: spiece.model, bytes where
+      tokenizer_config.json names ByT5Tokenizer, or tokenizer.json. The number of sentinels is `extra_ids` of
+      tokenizer_config.json; where that says nothing, 100 for spiece.model (Hugging Face's default) if the embedding has
+      rows for them, else 0; 125 for bytes.
 
   Returns:
     `Model`.
@@ -365,20 +366,28 @@ def vocabulary_of(path, config, vocabulary=None):
 
 
 def _read_vocabulary(path, config):
-  """The folder's `Vocabulary`, or None."""
-  file = os.path.join(path, SPIECE)
-  if not os.path.exists(file):
-    return None
-  tokenizer = os.path.join(path, TOKENIZER)
-  extra_ids = read_json(tokenizer).get('extra_ids') if os.path.exists(tokenizer) else None
-  if extra_ids is None:
-    extra_ids = 100 if Vocabulary(file).vocab_size + 100 <= config.vocab_size else 0
-  return Vocabulary(file, extra_ids)
+  """The folder's vocabulary, or None: spiece.model before bytes before tokenizer.json."""
+  def file(name):
+    found = os.path.join(path, name)
+    return found if os.path.exists(found) else None
+
+  settings = read_json(file(vocabularies.TOKENIZER_CONFIG)) if file(vocabularies.TOKENIZER_CONFIG) else {}
+  extra_ids = settings.get('extra_ids')
+  if file(vocabularies.SPIECE):
+    spiece = file(vocabularies.SPIECE)
+    if extra_ids is None:
+      extra_ids = 100 if vocabularies.Vocabulary(spiece).vocab_size + 100 <= config.vocab_size else 0
+    return vocabularies.Vocabulary(spiece, extra_ids)
+  if settings.get('tokenizer_class') == 'ByT5Tokenizer':
+    return vocabularies.ByteVocabulary(125 if extra_ids is None else extra_ids)
+  if file(vocabularies.TOKENIZER):
+    return vocabularies.TokenizerVocabulary(file(vocabularies.TOKENIZER), config.pad_id, config.eos_id)
+  return None
 
 
 def _check_vocabulary(path, vocabulary, config):
   """Raises ValueError if the model cannot have been trained on the vocabulary."""
-  pieces = vocabulary.vocab_size - vocabulary.extra_ids
+  pieces = vocabulary.vocab_size - getattr(vocabulary, 'extra_ids', 0)
   if pieces > config.vocab_size:
     raise ValueError(f'{path}: the vocabulary has {pieces} pieces, the embedding only {config.vocab_size} rows')
   if vocabulary.pad_id != config.pad_id:
@@ -407,7 +416,7 @@ def save(model, path, dtype=None, overwrite=False):
     write_json(os.path.join(folder, CONFIG), _to_settings(model.config, tensors[EMBEDDINGS[0]].dtype.name))
     write_json(os.path.join(folder, GENERATION), _special_ids(model.config))
     if model.vocabulary:
-      write_vocabulary(folder, model.vocabulary)
+      model.vocabulary.save(folder)
 
   write_folder(path, write, overwrite)
 
@@ -507,16 +516,3 @@ def write_json(file, content):
   with open(file, 'w', encoding='utf-8') as f:
     json.dump(content, f, indent=2, sort_keys=True)
     f.write('\n')
-
-
-def write_vocabulary(path, vocabulary):
-  """Writes spiece.model and what says how many sentinels follow it."""
-  with open(os.path.join(path, SPIECE), 'wb') as f:
-    f.write(vocabulary.proto)
-  write_json(os.path.join(path, TOKENIZER), {
-      'tokenizer_class': 'T5Tokenizer',
-      'extra_ids': vocabulary.extra_ids,
-      'legacy': False,  # SentencePiece's own treatment of spaces
-      'eos_token': vocabulary.pieces[vocabulary.eos_id],
-      'pad_token': vocabulary.pieces[vocabulary.pad_id],
-      'unk_token': vocabulary.pieces[vocabulary.unk_id]})

@@ -1,13 +1,32 @@
-"""SentencePiece vocabularies, with T5's sentinels."""
+"""Vocabularies, text to token ids and back: SentencePiece with T5's sentinels, bytes (ByT5), and `tokenizer.json`."""
 import functools
 import hashlib
 import json
 import os
+import re
 
 import sentencepiece
 
+SPIECE, TOKENIZER, TOKENIZER_CONFIG = 'spiece.model', 'tokenizer.json', 'tokenizer_config.json'
+_SENTINEL = re.compile(r'▁?(<extra_id_\d+>)')
 
-class Vocabulary:
+
+class _Pieces:
+  """What the vocabularies share; each has `pieces`, all of them by id."""
+
+  @functools.cached_property
+  def fingerprint(self):
+    """str, equal for two vocabularies exactly when they have the same pieces in the same order."""
+    # T5's sentinels are named with and without a space before them.
+    pieces = [_SENTINEL.sub(r'\1', piece) for piece in self.pieces]
+    return hashlib.sha256(json.dumps(pieces).encode()).hexdigest()
+
+  def _real(self, ids):
+    """Ids that stand for a piece: list of int. Padding and EOS do not."""
+    return [i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in (self.pad_id, self.eos_id)]
+
+
+class Vocabulary(_Pieces):
   """A SentencePiece model as T5 uses it: text to ids and back.
 
   Attributes:
@@ -54,18 +73,125 @@ class Vocabulary:
 
   def decode(self, ids):
     """Ids → str. Padding, EOS and ids that stand for no piece are skipped; nothing ends the text."""
-    skipped = (self.pad_id, self.eos_id)
-    return self._processor.decode([i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in skipped])
+    return self._processor.decode(self._real(ids))
 
   @functools.cached_property
   def pieces(self):
     """All pieces, by id."""
     return self._processor.id_to_piece(list(range(self.vocab_size)))
 
+  def save(self, folder):
+    """Writes spiece.model and what says how many sentinels follow it, as T5's tokenizers of Transformers read them."""
+    with open(os.path.join(folder, SPIECE), 'wb') as f:
+      f.write(self.proto)
+    _write_json(os.path.join(folder, TOKENIZER_CONFIG), {
+        'tokenizer_class': 'T5Tokenizer',
+        'extra_ids': self.extra_ids,
+        'legacy': False,  # SentencePiece's own treatment of spaces
+        'eos_token': self.pieces[self.eos_id],
+        'pad_token': self.pieces[self.pad_id],
+        'unk_token': self.pieces[self.unk_id]})
+
+
+class ByteVocabulary(_Pieces):
+  """ByT5's: byte b is id b + 3; padding, EOS and unknown come before, sentinels behind, <extra_id_0> first.
+
+  Attributes:
+    extra_ids, vocab_size, pad_id, eos_id, unk_id: int.
+  """
+  pad_id, eos_id, unk_id = 0, 1, 2
+
+  def __init__(self, extra_ids=125):
+    self.extra_ids = extra_ids
+    self.vocab_size = 3 + 256 + extra_ids
+
+  def encode(self, text):
+    """str → list of ids, without EOS."""
+    ids = []
+    for part in re.split(r'(<extra_id_\d+>)', text):
+      number = int(part[len('<extra_id_'):-1]) if _SENTINEL.fullmatch(part) and part[0] == '<' else self.extra_ids
+      ids += [259 + number] if number < self.extra_ids else [b + 3 for b in part.encode('utf-8')]
+    return ids
+
+  def decode(self, ids):
+    """Ids → str. Padding, EOS and ids that stand for no byte are skipped; bytes that are no character become U+FFFD."""
+    data = b''.join(bytes([i - 3]) if i < 259 else self.pieces[i].encode() for i in self._real(ids) if i > 2)
+    return data.decode('utf-8', errors='replace')
+
   @functools.cached_property
-  def fingerprint(self):
-    """str, equal for two vocabularies exactly when they have the same pieces in the same order."""
-    return hashlib.sha256(json.dumps(self.pieces).encode()).hexdigest()
+  def pieces(self):
+    """All pieces, by id."""
+    return (['<pad>', '</s>', '<unk>'] + [f'<0x{b:02X}>' for b in range(256)] +
+            [f'<extra_id_{i}>' for i in range(self.extra_ids)])
+
+  def save(self, folder):
+    """Writes what Transformers reads as ByT5's tokenizer."""
+    _write_json(os.path.join(folder, TOKENIZER_CONFIG), {
+        'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': self.extra_ids, 'eos_token': '</s>', 'pad_token': '<pad>',
+        'unk_token': '<unk>'})
+
+
+class TokenizerVocabulary(_Pieces):
+  """A `tokenizer.json`, through the `tokenizers` package.
+
+  Attributes:
+    vocab_size, pad_id, eos_id: int.
+  """
+
+  def __init__(self, path, pad_id, eos_id):
+    """Reads a tokenizer.
+
+    Args:
+      path: of the file.
+      pad_id, eos_id: which the file need not tell.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ImportError: the `tokenizers` package is not installed.
+      ValueError: it is no tokenizer.
+    """
+    try:
+      import tokenizers
+    except ImportError as e:
+      raise ImportError(f'{path}: reading it takes the tokenizers package: pip install tokenizers') from e
+    path = os.path.expanduser(path)
+    with open(path, encoding='utf-8') as f:
+      self._json = f.read()
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
+    except Exception as e:  # the package raises plain Exception
+      raise ValueError(f'{path}: not a tokenizer, or a damaged one ({e})') from e
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    self.vocab_size = self._tokenizer.get_vocab_size()
+    self.pad_id, self.eos_id = pad_id, eos_id
+
+  def encode(self, text):
+    """str → list of ids, without EOS."""
+    return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids):
+    """Ids → str. Padding, EOS and ids that stand for no piece are skipped."""
+    return self._tokenizer.decode(self._real(ids), skip_special_tokens=False)
+
+  @functools.cached_property
+  def pieces(self):
+    """All pieces, by id."""
+    return [self._tokenizer.id_to_token(i) or '' for i in range(self.vocab_size)]
+
+  def save(self, folder):
+    """Writes the file as it was read."""
+    with open(os.path.join(folder, TOKENIZER), 'w', encoding='utf-8') as f:
+      f.write(self._json)
+    eos = {'eos_token': self.pieces[self.eos_id]} if self.eos_id >= 0 else {}
+    _write_json(os.path.join(folder, TOKENIZER_CONFIG), {
+        'tokenizer_class': 'PreTrainedTokenizerFast', 'pad_token': self.pieces[self.pad_id]} | eos)
+
+
+def _write_json(file, content):
+  with open(file, 'w', encoding='utf-8') as f:
+    json.dump(content, f, indent=2, sort_keys=True)
+    f.write('\n')
 
 
 def _user_defined(piece):

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 
+from speculative.checkpoints import orbax
 from speculative.models import t5
 
 
@@ -199,8 +200,8 @@ def _evaluation_step(module):
 
 
 def train(config, params, train_tasks, validation_tasks, *, output_dir, steps, learning_rate, warmup=200, decay=1000,
-          tokens_per_batch=2048, buckets=(24, 32, 64, 96, 128, 256), min_batches=300, optimizer='adam', dtype='bfloat16', seed=0,
-          log_every=100, evaluate_every=1000, save_every=500, log=print):
+          tokens_per_batch=2048, buckets=(24, 32, 64, 96, 128, 256), min_batches=300, optimizer='adam', dtype='bfloat16',
+          seed=0, log_every=100, evaluate_every=1000, save_every=500, log=print, vocabulary=None):
   """Trains, saving to `output_dir`/checkpoints; goes on from the newest checkpoint there, exactly.
 
   Args:
@@ -212,6 +213,7 @@ def train(config, params, train_tasks, validation_tasks, *, output_dir, steps, l
     buckets, min_batches: shapes of batches (`merge_shapes`); each costs a compilation.
     dtype: operands' dtype in matrix products; parameters and sums are float32.
     log: called with dicts of numbers.
+    vocabulary: saved beside the checkpoints, so that `load_model` reads them whole; or None.
 
   Returns:
     The trained parameters.
@@ -240,7 +242,9 @@ def train(config, params, train_tasks, validation_tasks, *, output_dir, steps, l
   state = jax.jit(optimizer.init)(params)
   step = 0
   options = ocp.CheckpointManagerOptions(max_to_keep=2)
-  with ocp.CheckpointManager(os.path.abspath(os.path.join(output_dir, 'checkpoints')), options=options) as manager:
+  folder = os.path.abspath(os.path.join(output_dir, 'checkpoints'))
+  orbax.write_config(folder, config, vocabulary)
+  with ocp.CheckpointManager(folder, options=options) as manager:
     if manager.latest_step() is not None:
       step = manager.latest_step()
       restored = manager.restore(step, args=ocp.args.StandardRestore({'params': params, 'state': state}))

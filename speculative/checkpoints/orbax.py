@@ -1,0 +1,105 @@
+"""Orbax checkpoints, as `training.train` writes them: a folder of steps beside the model's configuration.
+
+Only parameters are read, straight onto this process' devices, however many devices wrote them.
+"""
+import dataclasses
+import json
+import os
+
+import jax
+import orbax.checkpoint as ocp
+
+from speculative.checkpoints import huggingface
+from speculative.models import decoder_only
+from speculative.models import t5
+from speculative.models.model import Model
+
+CONFIG, ITEM = 'model_config.json', 'default'
+_ARCHITECTURES = {'t5': (t5.T5Config, t5.init_params), 'gpt': (decoder_only.GPTConfig, decoder_only.init_params)}
+
+
+def write_config(folder, config, vocabulary=None):
+  """Writes what `load` must know besides the parameters, under temporary names first."""
+  os.makedirs(folder, exist_ok=True)
+  architecture = next(name for name, (kind, _) in _ARCHITECTURES.items() if isinstance(config, kind))
+  temporary = os.path.join(folder, f'{CONFIG}.tmp')
+  with open(temporary, 'w', encoding='utf-8') as f:
+    json.dump({'architecture': architecture} | dataclasses.asdict(config), f, indent=2)
+  if vocabulary:
+    vocabulary.save(folder)
+  os.replace(temporary, os.path.join(folder, CONFIG))
+
+
+def find(path):
+  """(folder with the configuration, folder of the step) of a step or of its parent (latest step); None: none."""
+  path = os.path.normpath(path)
+  name = os.path.basename(path)
+  if os.path.isdir(os.path.join(path, ITEM)) and name.isdigit():
+    return os.path.dirname(path), path
+  # A step that is being written has another name until it is complete.
+  steps = [name for name in os.listdir(path) if name.isdigit() and os.path.isdir(os.path.join(path, name, ITEM))]
+  return (path, os.path.join(path, max(steps, key=int))) if steps else None
+
+
+def load(path, dtype=None, vocabulary=None):
+  """Reads the parameters of a checkpoint of ours.
+
+  Args:
+    path: folder of a step, or of steps, of which the latest is taken.
+    dtype: as for `huggingface.load`.
+    vocabulary: None: the one beside the steps, if there is one.
+
+  Returns:
+    `Model`.
+
+  Raises:
+    FileNotFoundError: no checkpoint, or no configuration beside it.
+    ValueError: a damaged one, or parameters other than the configuration asks for.
+  """
+  path = os.path.abspath(os.path.expanduser(path))
+  dtype = huggingface.resolve_dtype(dtype)
+  found = find(path)
+  if found is None:
+    raise FileNotFoundError(f'{path}: no Orbax checkpoint: neither a step with {ITEM}, nor folders of steps')
+  folder, step = found
+  config, init_params = _read_config(os.path.join(folder, CONFIG))
+  sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+  params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype, sharding=sharding), shapes)
+  with ocp.PyTreeCheckpointer() as checkpointer:
+    item = os.path.join(step, ITEM)
+    try:
+      saved = checkpointer.metadata(item).item_metadata['params']
+    except Exception as e:  # Orbax raises one of many kinds
+      raise ValueError(f'{item}: not a checkpoint with params, or a damaged one ({e})') from e
+    _check_shapes(item, shapes, saved)
+    try:
+      restored = checkpointer.restore(item, args=ocp.args.PyTreeRestore(
+          item={'params': params}, partial_restore=True,
+          restore_args=ocp.checkpoint_utils.construct_restore_args({'params': params})))
+    except Exception as e:
+      raise ValueError(f'{item}: cannot be read ({e})') from e
+  return Model(config, restored['params'], huggingface.vocabulary_of(folder, config, vocabulary),
+               name=os.path.basename(path))
+
+
+def _read_config(file):
+  """(configuration, init_params) of what `write_config` wrote."""
+  settings = huggingface.read_json(file)
+  kind, init_params = _ARCHITECTURES.get(settings.pop('architecture', None), (None, None))
+  if kind is None:
+    raise ValueError(f'{file}: architecture must be one of {", ".join(_ARCHITECTURES)}')
+  try:
+    return kind(**settings), init_params
+  except TypeError as e:
+    raise ValueError(f'{file}: not the configuration of a model ({e})') from e
+
+
+def _check_shapes(item, expected, saved):
+  """Raises ValueError naming a parameter that is missing, unknown, or of another shape."""
+  expected, saved = ({jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape)
+                      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in (expected, saved))
+  for name in sorted(expected.keys() | saved.keys()):
+    if expected.get(name) != saved.get(name):
+      raise ValueError(f'{item}: parameter {name}: the checkpoint holds {saved.get(name, "nothing")}, {CONFIG} asks for '
+                       f'{expected.get(name, "nothing")}')
