@@ -61,7 +61,7 @@ def main(experiment, positional=None):
       print(gin.config_str())
     try:
       experiment(output_dir=output_dir, dry_run=FLAGS.dry_run, **more)
-    except (UsageError, ValueError, FileNotFoundError) as e:
+    except (UsageError, ValueError, FileNotFoundError, FileExistsError) as e:
       if FLAGS.verbosity > 0:
         raise
       sys.exit('error: ' + str(e).split('\n')[0])  # gin adds where it was called from

@@ -244,6 +244,28 @@ class VariantsTest(FolderTest):
     self.fails('120 pieces', '100 rows')
 
 
+class HubTest(FolderTest):
+
+  def test_the_cache_comes_first_and_then_the_network(self):
+    asked = []
+
+    def download(name, allow_patterns, local_files_only):
+      asked.append((name, local_files_only))
+      if local_files_only and name == 'org/new':
+        raise FileNotFoundError('not in the cache')
+      return self.path
+    with mock.patch('huggingface_hub.snapshot_download', download):
+      self.assertEqual(load_model('org/cached').config, load_model(self.path).config)
+      load_model('org/new')
+    self.assertEqual(asked, [('org/cached', True), ('org/new', True), ('org/new', False)])
+
+  def test_offline(self):
+    """In one line, with the name."""
+    with mock.patch('huggingface_hub.snapshot_download', side_effect=OSError('no network\nand more')):
+      self.fails('org/model: no such folder here, and not to be had from the Hugging Face Hub', 'no network',
+                 error=FileNotFoundError, path='org/model')
+
+
 class BadInputTest(FolderTest):
 
   def test_not_a_checkpoint(self):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -95,9 +96,23 @@ def test_counts_of_tokens_and_of_texts_are_the_same(tmp_path):
     np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
 
 
+def test_a_t5x_checkpoint_becomes_hugging_face_s(tmp_path):
+  source, spiece = 'tests/data/t5x/t5_v1_1', 'tests/data/vocabulary/spiece.model'
+  arguments = ['experiments.convert', f"--gin.convert.source='{source}'", f"--gin.convert.vocabulary='{spiece}'",
+               '--gin.convert.extra_ids=8', f'--output_dir={tmp_path}/out']
+  result = run(*arguments)
+  assert result.returncode == 0, result.stderr
+  model = speculative.load_model(tmp_path / 'out', 'float32')
+  assert model.vocabulary.vocab_size == 128
+  jax.tree.map(np.testing.assert_array_equal, model.params, speculative.load_model(source, 'float32').params)
+  result = run(*arguments)
+  assert result.returncode == 1 and 'overwrite=True' in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize('experiment,arguments,named', [
-    ('ngrams', [], 'ngrams.tokens'), ('package', [], 'data_dir'),
-    ('generate', ["--gin.generate.task='ende '", 'text'], "task = 'ende '"), ('ngrams', ["--gin.ngrams.tokens='missing'", '--gin.ngrams.vocab_size=9'], 'missing'),
+    ('ngrams', [], 'ngrams.tokens'), ('package', [], 'data_dir'), ('convert', [], 'source'),
+    ('generate', ["--gin.generate.task='ende '", 'text'], "task = 'ende '"),
+    ('ngrams', ["--gin.ngrams.tokens='missing'", '--gin.ngrams.vocab_size=9'], 'missing'),
     ('alpha', ["--gin.zoo.more=('copying', 'oracle')"], 'oracle')])
 def test_experiments_refuse_bad_input(experiment, arguments, named):
   result = run(f'experiments.{experiment}', *arguments)

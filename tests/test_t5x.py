@@ -8,7 +8,9 @@ import re
 import shutil
 
 from flax import serialization
+from flax import traverse_util
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from safetensors.numpy import load_file
 import tensorstore as ts
 
 import speculative
+from speculative.checkpoints import t5x
 from speculative.models import t5
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
@@ -185,6 +188,25 @@ def test_bfloat16(model, tmp_path):
   same(speculative.load_model(tmp_path, 'bfloat16'), rounded)
   np.testing.assert_array_equal(rounded.params['embedding'], source.astype(ml_dtypes.bfloat16))
   assert loaded.config == model.config
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_parameters_of_t5x_and_back(name):
+  """The tree that T5X's network takes is what its checkpoint holds."""
+  step = os.path.join(fixture(name), 'checkpoint_1000')
+  stored = {name.removeprefix('target.'): ts.open({'driver': 'zarr', 'kvstore': {
+      'driver': 'file', 'path': os.path.join(step, name)}}).result().read().result()
+            for name in os.listdir(step) if name.startswith('target.')}
+  model = speculative.load_model(fixture(name), 'float32')
+  theirs = t5x.to_params(model)
+  found = {'.'.join(path): array for path, array in traverse_util.flatten_dict(theirs).items()}
+  assert found.keys() == stored.keys()
+  for key, array in stored.items():
+    np.testing.assert_array_equal(found[key], array, err_msg=key)
+  same(t5x.from_params(jax.tree.map(jnp.asarray, theirs)), model)
+  del theirs['decoder']['layers_1']['mlp']['wo']
+  with pytest.raises(ValueError, match='T5X parameters: parameter decoder.layers_1.mlp.wo.kernel is missing'):
+    t5x.from_params(theirs)
 
 
 @pytest.mark.parametrize('change,message', [

@@ -12,9 +12,12 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import sentencepiece
 
 from speculative.checkpoints import huggingface
 from speculative.data import packaged
+from speculative.data import vocabulary
 from speculative.data.vocabulary import Vocabulary
 from speculative.drafters import ngram
 from speculative.models import t5
@@ -55,6 +58,63 @@ class VocabularyTest(parameterized.TestCase):
     self.assertEqual(Vocabulary(copy).fingerprint, fingerprint)
     self.assertNotEqual(Vocabulary(OTHER).fingerprint, fingerprint)
     self.assertNotEqual(Vocabulary(SPIECE, extra_ids=1).fingerprint, fingerprint)
+
+  def test_bytes(self):
+    """Ids as ByT5Tokenizer of Transformers 5.24 gives them."""
+    v = vocabulary.ByteVocabulary()
+    self.assertEqual((v.vocab_size, v.pad_id, v.eos_id), (384, 0, 1))
+    text = 'Grüße <extra_id_0> a<extra_id_124>b'
+    ids = [74, 117, 198, 191, 198, 162, 104, 35, 259, 35, 100, 383, 101]
+    self.assertEqual(v.encode(text), ids)
+    self.assertEqual(v.decode([0, *ids, 1, 2, 400]), text)
+    self.assertEqual(v.encode('<extra_id_125>'), [b + 3 for b in b'<extra_id_125>'])
+    self.assertEqual(v.decode(ids[:3]), 'Gr\ufffd')
+    self.assertEqual(v.encode(''), [])
+
+  def tokenizer(self, folder):
+    """The pieces of spiece.model with three sentinels, as `tokenizers` has them: its own Unigram code."""
+    tokenizers = pytest.importorskip('tokenizers')
+    processor = sentencepiece.SentencePieceProcessor(model_file=SPIECE)
+    pieces = [(processor.id_to_piece(i), processor.get_score(i)) for i in range(processor.get_piece_size())]
+    pieces += [(f'<extra_id_{i}>', 0.0) for i in reversed(range(3))]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(split=True)
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    tokenizer.add_special_tokens([f'<extra_id_{i}>' for i in range(3)])
+    tokenizer.enable_truncation(2)
+    tokenizer.save(os.path.join(folder, 'tokenizer.json'))
+    return os.path.join(folder, 'tokenizer.json')
+
+  def test_tokenizer_json(self):
+    """As SentencePiece itself has it; the two fit together in a pair."""
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    v, spiece = vocabulary.TokenizerVocabulary(self.tokenizer(folder), 0, 1), Vocabulary(SPIECE, extra_ids=3)
+    for text in ('the package', 'a package for the others', 'strange: qxz'):
+      self.assertEqual(v.encode(text), spiece.encode(text))
+      self.assertEqual(v.decode([0, *v.encode(text), 1]), spiece.decode(spiece.encode(text)))
+    self.assertEqual(v.encode('the<extra_id_1>')[-1], 121)
+    self.assertEqual(v.vocab_size, spiece.vocab_size)
+    self.assertEqual(v.fingerprint, spiece.fingerprint)
+    self.assertNotEqual(v.fingerprint, Vocabulary(OTHER, extra_ids=3).fingerprint)
+    with open(os.path.join(folder, 'tokenizer.json'), 'w', encoding='utf-8') as f:
+      f.write('{"model": 3}')
+    with self.assertRaisesRegex(ValueError, 'tokenizer.json: not a tokenizer'):
+      vocabulary.TokenizerVocabulary(os.path.join(folder, 'tokenizer.json'), 0, 1)
+
+  def test_each_goes_with_its_model(self):
+    """Saved and loaded again; bytes with ByT5's own number of rows."""
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    config = t5.T5Config(384, 8, 8, 1, 8, 1, 1)
+    params = t5.init_params(config, jax.random.key(0))
+    for name, v in (('bytes', vocabulary.ByteVocabulary()),
+                    ('tokenizer', vocabulary.TokenizerVocabulary(self.tokenizer(folder), 0, 1)),
+                    ('spiece', Vocabulary(SPIECE, extra_ids=3))):
+      path = os.path.join(folder, name)
+      huggingface.save(Model(config, params, v), path)
+      again = huggingface.load(path).vocabulary
+      self.assertIs(type(again), type(v))
+      self.assertEqual(again.fingerprint, v.fingerprint)
+      self.assertEqual((again.pad_id, again.eos_id), (0, 1))
 
   @parameterized.parameters(0, 10, 1000)
   def test_damaged_file(self, size):

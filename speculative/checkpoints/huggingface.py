@@ -411,7 +411,7 @@ def save(model, path, dtype=None, overwrite=False):
     ValueError: the parameters are not those of the configuration.
   """
   def write(folder):
-    tensors = _to_tensors(model, dtype)
+    tensors = {name: np.ascontiguousarray(array) for name, array in named(model, dtype)}
     write_weights(folder, tensors)
     write_json(os.path.join(folder, CONFIG), _to_settings(model.config, tensors[EMBEDDINGS[0]].dtype.name))
     write_json(os.path.join(folder, GENERATION), _special_ids(model.config))
@@ -465,14 +465,11 @@ def to_numpy(model, shapes, dtype):
   return {leaf: array.astype(dtype) for leaf, array in params.items()}
 
 
-def _to_tensors(model, dtype):
-  """{Hugging Face name: NumPy array}."""
+def named(model, dtype=None):
+  """Yields (Hugging Face name, NumPy array) of every parameter."""
   params = to_numpy(model, shapes_of(t5.init_params, model.config), dtype)
-  tensors = {}
   for leaf, group, block in layout(model.config):
-    for name, part in zip(group, _unpack(params[leaf], len(group), block)):
-      tensors[name] = np.ascontiguousarray(part)
-  return tensors
+    yield from zip(group, _unpack(params[leaf], len(group), block))
 
 
 def _to_settings(config, dtype):

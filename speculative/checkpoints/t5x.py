@@ -56,7 +56,36 @@ def load(path, dtype=None, vocabulary=None):
   folder = find(path)
   if folder is None:
     raise FileNotFoundError(f'{path}: no T5X checkpoint: neither {INDEX} nor {STATE}/{INDEX}, nor folders checkpoint_N')
-  arrays = _Arrays(folder)
+  arrays = {name: leaf if isinstance(leaf, np.ndarray) else _open(folder, name) for name, leaf in _index(folder).items()}
+  config, params = _to_ours(folder, arrays, dtype)
+  vocabulary = huggingface.vocabulary_of(folder, config, vocabulary)
+  return Model(config, params, vocabulary, name=os.path.basename(path))
+
+
+def from_params(params, dtype='float32', vocabulary=None):
+  """A `Model` of T5X's parameters, the tree that its network takes, unrolled or scanned. Arguments and errors as for `load`.
+
+  One leaf of ours is made at a time.
+  """
+  arrays = {'.'.join(path): array for path, array in traverse_util.flatten_dict(params).items()}
+  config, params = _to_ours('T5X parameters', arrays, huggingface.resolve_dtype(dtype))
+  return Model(config, params, vocabulary)
+
+
+def to_params(model):
+  """The parameters of a `Model` of the T5 family as T5X's network takes them, unrolled: tree of NumPy arrays."""
+  tree = {}
+  for name, array in huggingface.named(model):
+    stack, *rest = _their_name(name).split('.')
+    if rest[1:] == _BIAS.split('.') and not model.config.layer_bias:
+      rest = rest[1:]
+    tree[(stack, *rest)] = array.T if _transposed(name) else array
+  return traverse_util.unflatten_dict(tree)
+
+
+def _to_ours(folder, arrays, dtype):
+  """(`T5Config`, parameter tree) of {T5X name: array}; `folder` is named in errors."""
+  arrays = _Arrays(folder, arrays)
   config = _config(folder, arrays)
   names = {name: _their_name(name) for _, group, _ in huggingface.layout(config) for name in group}
   huggingface.check_names(folder, list(names.values()), arrays, r'(en|de)coder\.layers_\d+\.',
@@ -72,9 +101,7 @@ def load(path, dtype=None, vocabulary=None):
     array = arrays.read(names[name]).astype(dtype)
     return array.T if _transposed(name) else array
 
-  params = huggingface.fill(config, read)
-  vocabulary = huggingface.vocabulary_of(folder, config, vocabulary)
-  return Model(config, params, vocabulary, name=os.path.basename(path))
+  return config, huggingface.fill(config, read)
 
 
 def _their_name(name):
@@ -102,15 +129,14 @@ def _transposed(name):
 
 
 class _Arrays:
-  """{name of unrolled layers: array}: of the parameters of one folder, read when asked for.
+  """{name of unrolled layers: array} of {T5X name: array or TensorStore}, read when asked for.
 
   A bias that all layers of a stack share is known as the first layer's.
   """
 
-  def __init__(self, folder):
+  def __init__(self, folder, arrays):
     self._folder, self._arrays = folder, {}
-    for name, leaf in _index(folder).items():
-      array = leaf if isinstance(leaf, np.ndarray) else _open(folder, name)
+    for name, array in arrays.items():
       if array.dtype.name not in ('float32', 'bfloat16', 'float16'):
         raise ValueError(f'{folder}: parameter {name} is {array.dtype.name}; only floating point is supported')
       stack, *rest = name.split('.')
@@ -136,10 +162,8 @@ class _Arrays:
 
   def read(self, name):
     array = self._arrays[name]
-    if isinstance(array, np.ndarray):
-      return array
     try:
-      return array.read().result()
+      return array.read().result() if isinstance(array, ts.TensorStore) else np.asarray(array)
     except ValueError as e:
       raise ValueError(f'{self._folder}: parameter {name} cannot be read ({e})') from e
 
