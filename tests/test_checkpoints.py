@@ -255,7 +255,8 @@ class HubTest(FolderTest):
         raise FileNotFoundError('not in the cache')
       return self.path
     with mock.patch('huggingface_hub.snapshot_download', download):
-      self.assertEqual(load_model('org/cached').config, load_model(self.path).config)
+      model = load_model('org/cached')
+      self.assertEqual((model.name, model.config), ('cached', load_model(self.path).config))
       load_model('org/new')
     self.assertEqual(asked, [('org/cached', True), ('org/new', True), ('org/new', False)])
 

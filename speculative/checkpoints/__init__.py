@@ -11,7 +11,6 @@ from speculative.models.decoder_only import GPTConfig
 
 __all__ = ['check_pair', 'load_model', 'save_model']
 
-
 _HUB_NAME = re.compile(r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*')
 _HUB_FILES = ['*.json', '*.safetensors', 'spiece.model']
 
@@ -23,8 +22,7 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
     path: a folder: Hugging Face's of a T5, mT5, ByT5, umT5 or GPT-2; T5X's of a step, or of its steps (the latest is
       taken); what our own training writes, likewise. `~` is the home directory. Or a name on the Hugging Face Hub, as
       'google/flan-t5-small', where there is no such folder: from the local cache, or downloaded.
-    dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
-      CPUs without bfloat16 instructions.
+    dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on CPUs without bfloat16 instructions.
     mesh: not supported yet.
     vocabulary: `Vocabulary`. None: the folder's own; T5X folders have none.
 
@@ -41,7 +39,9 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
   if not os.path.exists(path):
     if not _HUB_NAME.fullmatch(name):
       raise FileNotFoundError(f'{path}: no such folder')
-    path = _from_hub(name)
+    model = load_model(_from_hub(name), dtype, mesh, vocabulary)
+    model.name = os.path.basename(name)
+    return model
   if not os.path.isdir(path):
     raise ValueError(f'{path}: a file; load_model takes the folder of a checkpoint')
   names = sorted(os.listdir(path))

@@ -107,8 +107,8 @@ def _read_config(path):
   width, size, eos = integer('n_embd', 768), integer('vocab_size'), integer('eos_token_id', -1, -1)
   eos = eos if eos < size else -1  # Transformers writes GPT-2's own into every small model
   return decoder_only.GPTConfig(
-      vocab_size=size, tied=bool(settings.get('tie_word_embeddings', True)), d_model=width, d_ff=integer('n_inner', 4 * width), num_heads=integer('n_head', 12),
-      num_layers=integer('n_layer', 12), max_positions=integer('n_positions', 1024),
+      vocab_size=size, tied=bool(settings.get('tie_word_embeddings', True)), d_model=width,
+      d_ff=integer('n_inner', 4 * width), num_heads=integer('n_head', 12), num_layers=integer('n_layer', 12), max_positions=integer('n_positions', 1024),
       norm_eps=float(settings.get('layer_norm_epsilon', 1e-5)), dropout=float(settings.get('resid_pdrop', 0.1)),
       # GPT-2 has no padding of its own; its users pad with EOS.
       pad_id=integer('pad_token_id', max(eos, 0), 0), eos_id=eos)

@@ -63,9 +63,9 @@ def load(path, dtype=None, vocabulary=None):
 
 
 def from_params(params, dtype='float32', vocabulary=None):
-  """A `Model` of T5X's parameters, the tree that its network takes, unrolled or scanned. Arguments and errors as for `load`.
+  """A `Model` of T5X's parameters, the tree that its network takes, unrolled or scanned; a leaf is made at a time.
 
-  One leaf of ours is made at a time.
+  Other arguments, and errors, as for `load`.
   """
   arrays = {'.'.join(path): array for path, array in traverse_util.flatten_dict(params).items()}
   config, params = _to_ours('T5X parameters', arrays, huggingface.resolve_dtype(dtype))

@@ -185,8 +185,9 @@ class Stack(nn.Module):
     x = dropout(x)
     new = []
     for i, layer in enumerate(self.layers):
-      x, cache = layer(x, bias(layer) if shared is None else shared, mask, dropout, cross_kv[i] if cross_kv else None, cross_mask,
-                       caches[i] if caches else None, query_positions[:, 0])
+      x, cache = layer(x, bias(layer) if shared is None else shared, mask, dropout,
+                       cross_kv[i] if cross_kv else None, cross_mask, caches[i] if caches else None,
+                       query_positions[:, 0])
       new.append(cache)
     return dropout(self.final_norm(x)), tuple(new)
 
