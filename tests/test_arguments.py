@@ -198,7 +198,7 @@ def test_an_ngram_without_smoothing_drafts_where_everything_it_knows_is_forbidde
 @pytest.mark.parametrize('drafter', [
     ModelDrafter(DRAFT, 9), ChainDrafter(DRAFT, DRAFT, 3, refeed=7),
     ChainDrafter(DRAFT, ChainDrafter(DRAFT, ChainDrafter(TARGET, ngram.unigram(COUNTS)), 1))])
-@pytest.mark.parametrize('limit', [0, 1, 2])
+@pytest.mark.parametrize('limit', [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_buffers_shorter_than_what_is_fed_again(drafter, limit):
   """The toys give NaN where a slot beyond their cache is asked for."""
   config = DecodeConfig(gamma=1, max_decode_len=limit)
@@ -229,10 +229,6 @@ def test_64_bit_mode_changes_nothing(tiny, tiny_draft):
     yield speculative.beam_decode(TARGET, INPUTS, CONFIG, drafter=DRAFT).tokens
     yield speculative.adaptive_decode(TARGET, DRAFT, INPUTS, CONFIG).tokens
     yield decode(tiny, tiny_draft, np.full((1, 4), 7), CONFIG).tokens
-    config = decoder_only.GPTConfig(vocab_size=V, d_model=8, d_ff=8, num_heads=1, num_layers=1, max_positions=12)
-    model = speculative.Model(config, jax.tree.map(lambda a: jnp.ones_like(a, jnp.float32), jax.eval_shape(
-        lambda: decoder_only.init_params(config, jax.random.key(0)))))
-    yield decode(model, model).tokens
   expected = list(everything())
   with jax.enable_x64(True):
     for a, b in zip(everything(), expected, strict=True):

@@ -41,9 +41,9 @@ def check_greedy_tokens(zoo, task, gamma, batches):
 
 @pytest.mark.parametrize('task', packaged.TASKS)
 def test_greedy_tokens_equal_autoregressive(zoo, task):
-  """Invariant 9 on 128 texts of each task, short and long ones."""
-  total, near_ties = check_greedy_tokens(zoo, task, 3, list(batches(zoo, task))[1::4][:2])
-  assert total > 1500 and near_ties == 0
+  """Invariant 9 on 64 texts of each task."""
+  total, near_ties = check_greedy_tokens(zoo, task, 3, list(batches(zoo, task))[1:2])
+  assert total > 500 and near_ties == 0
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_generate_round_trip(zoo):
   assert all(isinstance(text, str) and text for text in plain)
 
 
-@pytest.mark.parametrize('temperature', [0.0, 1.0])
+@pytest.mark.parametrize('temperature', [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_streamed_pieces_are_the_whole(zoo, temperature):
   text = zoo.texts['ende'][1][0]
   config = speculative.DecodeConfig(gamma=3, max_decode_len=48, temperature=temperature)
