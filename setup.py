@@ -10,8 +10,8 @@ setuptools.setup(
     package_data={'speculative': ['pretrained/*', 'pretrained/*/*', 'report/*.html', 'report/*.json']},
     python_requires='>=3.11',
     install_requires=[
-        'absl-py', 'flax', 'gin-config', 'huggingface-hub', 'jax', 'jinja2', 'matplotlib', 'numpy', 'optax', 'orbax-checkpoint',
-        'rich', 'rouge-score', 'sacrebleu', 'safetensors', 'sentencepiece', 'tensorstore'],
+        'absl-py', 'flax', 'gin-config', 'huggingface-hub', 'jax', 'jinja2', 'matplotlib', 'numpy', 'optax',
+        'orbax-checkpoint', 'rich', 'rouge-score', 'sacrebleu', 'safetensors', 'sentencepiece', 'tensorstore'],
     extras_require={
         'seqio': ['seqio'],
         't5x': ['t5x @ git+https://github.com/google-research/t5x'],

@@ -10,7 +10,7 @@ from rich import progress
 
 from experiments import command
 from experiments import zoo as zoos
-from speculative.data import batching
+from speculative import text as decoding
 from speculative.decoding.autoregressive import autoregressive_decode
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.state import FinishReason
@@ -105,7 +105,7 @@ def target_texts(loaded, texts, config, tokens, seed, max_input_len):
       for first in range(0, len(chunk), BATCH):
         picked = chunk[first:first + BATCH]
         filled = [*picked, *[picked[0]] * (BATCH - len(picked))]  # one batch size: one program
-        inputs = batching.encode_batch(vocabulary, [texts[i][0] for i in filled])
+        inputs = decoding.encode(loaded.target, [texts[i][0] for i in filled])
         result = autoregressive_decode(loaded.target, inputs, config, seed + again, row_ids=np.array(filled))
         for b, i in enumerate(picked):
           ids = result.tokens[b, :result.lengths[b]]

@@ -13,8 +13,8 @@ from rich import progress
 from experiments import alpha as alphas
 from experiments import command
 from experiments import zoo as zoos
+from speculative import text as decoding
 from speculative import theory
-from speculative.data import batching
 from speculative.decoding.autoregressive import autoregressive_decode
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.speculative import speculative_decode
@@ -64,7 +64,7 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
     for task in loaded.texts:
       texts = alphas.short_texts(loaded, task, max_input_len)
       picked = [texts[i][0] for i in np.random.default_rng(1).permutation(len(texts))[:prompts]]
-      batches = [batching.encode_batch(loaded.vocabulary, [text], buckets=(max_input_len,)) for text in picked]
+      batches = [decoding.encode(loaded.target, [text], buckets=(max_input_len,)) for text in picked]
       drafters = loaded.drafters(task)
       if not steps:  # the models, and tables of the same size, whatever the task
         bar.update(step, description='single steps')

@@ -8,6 +8,13 @@ def check_integer(name, value, least):
     raise ValueError(f'{name} = {value!r}: must be an integer of at least {least}')
 
 
+def check_number(name, value, valid, what):
+  """Raises ValueError unless `value` is a single real number, and `valid`."""
+  if np.ndim(value):
+    raise ValueError(f'{name} = {value!r}: must be a number {what}')
+  check_numbers(name, value, valid, what)
+
+
 def check_numbers(name, value, valid, what, integers=False):
   """Raises ValueError unless `value` is a real number or an array of them, all of them `valid`(NumPy array)."""
   try:

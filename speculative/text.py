@@ -81,10 +81,11 @@ def stream(target, drafter, text, config=DecodeConfig(), seed=0, *, truncate=Fal
   return pieces(state)
 
 
-def encode(target, texts, truncate=False):
-  """Texts as the target takes them: int32[B, S]. They end with EOS, but a prompt, which the target continues, does not."""
+def encode(target, texts, truncate=False, buckets=batching.BUCKETS):
+  """Texts as the target takes them: int32[B, S], arguments as for `batching.encode_batch`. They end with EOS, but prompts,
+  which the target continues, do not."""
   if getattr(target, 'vocabulary', None) is None:
     raise ValueError(f'{getattr(target, "name", "") or "the target"} has no vocabulary: decode token ids with '
                      'speculative_decode')
-  return batching.encode_batch(target.vocabulary, texts, truncate=truncate,
+  return batching.encode_batch(target.vocabulary, texts, truncate=truncate, buckets=buckets,
                                eos=getattr(target, 'first', None) is None)

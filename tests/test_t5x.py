@@ -113,6 +113,14 @@ def test_an_index_that_names_another_place(folder, model):
   same(speculative.load_model(folder, 'float32'), model)
 
 
+def stored(name):
+  """{name: NumPy array} of a fixture, read by themselves."""
+  step = os.path.join(fixture(name), 'checkpoint_1000')
+  return {folder.removeprefix('target.'): ts.open({'driver': 'zarr', 'kvstore': {
+      'driver': 'file', 'path': os.path.join(step, folder)}}).result().read().result()
+          for folder in os.listdir(step) if folder.startswith('target.')}
+
+
 def write(folder, arrays):
   """A T5X folder of {name: NumPy array}, in T5X's layout."""
   tree = {}
@@ -176,32 +184,25 @@ def test_scalable_t5(scanned, tmp_path):
 
 def test_bfloat16(model, tmp_path):
   """Arrays in bfloat16, and arrays that are to be bfloat16."""
-  source = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': os.path.join(
-      fixture('t5_v1_1'), 'checkpoint_1000', 'target.token_embedder.embedding')}}).result().read().result()
-  step = os.path.join(fixture('t5_v1_1'), 'checkpoint_1000')
-  arrays = {name.removeprefix('target.'): ts.open({'driver': 'zarr', 'kvstore': {
-      'driver': 'file', 'path': os.path.join(step, name)}}).result().read().result().astype(ml_dtypes.bfloat16)
-            for name in os.listdir(step) if name.startswith('target.')}
-  write(tmp_path, arrays)
+  arrays = stored('t5_v1_1')
+  write(tmp_path, {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()})
   loaded = speculative.load_model(tmp_path)
   rounded = speculative.load_model(fixture('t5_v1_1'), 'bfloat16')
   same(speculative.load_model(tmp_path, 'bfloat16'), rounded)
-  np.testing.assert_array_equal(rounded.params['embedding'], source.astype(ml_dtypes.bfloat16))
+  np.testing.assert_array_equal(rounded.params['embedding'],
+                                arrays['token_embedder.embedding'].astype(ml_dtypes.bfloat16))
   assert loaded.config == model.config
 
 
 @pytest.mark.parametrize('name', NAMES)
 def test_parameters_of_t5x_and_back(name):
   """The tree that T5X's network takes is what its checkpoint holds."""
-  step = os.path.join(fixture(name), 'checkpoint_1000')
-  stored = {name.removeprefix('target.'): ts.open({'driver': 'zarr', 'kvstore': {
-      'driver': 'file', 'path': os.path.join(step, name)}}).result().read().result()
-            for name in os.listdir(step) if name.startswith('target.')}
+  arrays = stored(name)
   model = speculative.load_model(fixture(name), 'float32')
   theirs = t5x.to_params(model)
   found = {'.'.join(path): array for path, array in traverse_util.flatten_dict(theirs).items()}
-  assert found.keys() == stored.keys()
-  for key, array in stored.items():
+  assert found.keys() == arrays.keys()
+  for key, array in arrays.items():
     np.testing.assert_array_equal(found[key], array, err_msg=key)
   same(t5x.from_params(jax.tree.map(jnp.asarray, theirs)), model)
   del theirs['decoder']['layers_1']['mlp']['wo']

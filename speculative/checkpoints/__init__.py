@@ -7,6 +7,7 @@ from speculative.checkpoints import huggingface
 from speculative.checkpoints import orbax
 from speculative.checkpoints import t5x
 from speculative.checkpoints.pairs import check_pair
+from speculative.json_files import read_json
 from speculative.models.decoder_only import GPTConfig
 
 __all__ = ['check_pair', 'load_model', 'save_model']
@@ -46,7 +47,7 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
     raise ValueError(f'{path}: a file; load_model takes the folder of a checkpoint')
   names = sorted(os.listdir(path))
   if huggingface.CONFIG in names:
-    kind = huggingface.read_json(os.path.join(path, huggingface.CONFIG)).get('model_type')
+    kind = read_json(os.path.join(path, huggingface.CONFIG)).get('model_type')
     return (gpt2 if kind == 'gpt2' else huggingface).load(path, dtype, vocabulary)
   if t5x.find(path):
     return t5x.load(path, dtype, vocabulary)

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative.checkpoints import huggingface
+from speculative.json_files import read_json
+from speculative.json_files import write_json
 from speculative.models import decoder_only
 from speculative.models.model import Model
 
@@ -80,14 +82,14 @@ def load(path, dtype=None, vocabulary=None):
 
 
 def save(model, path, dtype=None, overwrite=False):
-  """Writes a folder that Transformers reads as GPT-2. Arguments and errors as for `huggingface.save`."""
+  """Writes a folder that Transformers reads as GPT-2. Arguments and errors as for `checkpoints.save_model`."""
   def write(folder):
     params = huggingface.to_numpy(model, huggingface.shapes_of(decoder_only.init_params, model.config), dtype)
     tensors = {theirs: np.ascontiguousarray(_to_ours(leaf, params[leaf], model.config, back=True))
                for leaf, theirs in _layout(model.config)}
     huggingface.write_weights(folder, tensors)
-    huggingface.write_json(os.path.join(folder, huggingface.CONFIG),
-                           _to_settings(model.config, tensors['wte.weight'].dtype.name))
+    write_json(os.path.join(folder, huggingface.CONFIG),
+               _to_settings(model.config, tensors['wte.weight'].dtype.name))
     if model.vocabulary:
       model.vocabulary.save(folder)
   huggingface.write_folder(path, write, overwrite)
@@ -96,7 +98,7 @@ def save(model, path, dtype=None, overwrite=False):
 def _read_config(path):
   """config.json → `GPTConfig`; defaults are those of Transformers."""
   file = os.path.join(path, huggingface.CONFIG)
-  settings = huggingface.read_json(file)
+  settings = read_json(file)
   for name, value in _VARIANTS.items():
     if settings.get(name, value) != value:
       raise ValueError(f'{file}: {name} = {settings[name]!r} is not supported, only {value}')
@@ -108,7 +110,8 @@ def _read_config(path):
   eos = eos if eos < size else -1  # Transformers writes GPT-2's own into every small model
   return decoder_only.GPTConfig(
       vocab_size=size, tied=bool(settings.get('tie_word_embeddings', True)), d_model=width,
-      d_ff=integer('n_inner', 4 * width), num_heads=integer('n_head', 12), num_layers=integer('n_layer', 12), max_positions=integer('n_positions', 1024),
+      d_ff=integer('n_inner', 4 * width), num_heads=integer('n_head', 12), num_layers=integer('n_layer', 12),
+      max_positions=integer('n_positions', 1024),
       norm_eps=float(settings.get('layer_norm_epsilon', 1e-5)), dropout=float(settings.get('resid_pdrop', 0.1)),
       # GPT-2 has no padding of its own; its users pad with EOS.
       pad_id=integer('pad_token_id', max(eos, 0), 0), eos_id=eos)

@@ -5,7 +5,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,8 @@ import safetensors
 import safetensors.numpy
 
 from speculative.data import vocabulary as vocabularies
+from speculative.json_files import read_json
+from speculative.json_files import write_json
 from speculative.models import precision
 from speculative.models import t5
 from speculative.models.model import Model
@@ -180,20 +181,6 @@ def resolve_dtype(dtype=None):
   if name not in ('float32', 'bfloat16'):
     raise ValueError(f'dtype {name}: parameters are float32 or bfloat16')
   return jnp.dtype(name)
-
-
-def read_json(file):
-  """A JSON object, as a dict."""
-  try:
-    with open(file, encoding='utf-8') as f:
-      content = json.load(f)
-  except FileNotFoundError:
-    raise FileNotFoundError(f'{file}: no such file') from None
-  except ValueError as e:
-    raise ValueError(f'{file}: not valid JSON ({e})') from e
-  if not isinstance(content, dict):
-    raise ValueError(f'{file}: not a JSON object')
-  return content
 
 
 def read_integer(file, settings, key, default=None, least=1):
@@ -387,7 +374,7 @@ def _read_vocabulary(path, config):
 
 def _check_vocabulary(path, vocabulary, config):
   """Raises ValueError if the model cannot have been trained on the vocabulary."""
-  pieces = vocabulary.vocab_size - getattr(vocabulary, 'extra_ids', 0)
+  pieces = vocabulary.vocab_size - vocabulary.extra_ids
   if pieces > config.vocab_size:
     raise ValueError(f'{path}: the vocabulary has {pieces} pieces, the embedding only {config.vocab_size} rows')
   if vocabulary.pad_id != config.pad_id:
@@ -398,18 +385,7 @@ def _check_vocabulary(path, vocabulary, config):
 
 
 def save(model, path, dtype=None, overwrite=False):
-  """Writes a model as a folder that Transformers reads. The folder appears only when it is complete.
-
-  Args:
-    model: `Model`.
-    path: the folder to write.
-    dtype: of the saved parameters, 'float32' or 'bfloat16'. None: each parameter's own.
-    overwrite: replace a model folder that is there already.
-
-  Raises:
-    FileExistsError: something is there, and it is not to be, or too precious to be, overwritten.
-    ValueError: the parameters are not those of the configuration.
-  """
+  """Writes a model of the T5 family. Arguments and errors as for `checkpoints.save_model`."""
   def write(folder):
     tensors = {name: np.ascontiguousarray(array) for name, array in named(model, dtype)}
     write_weights(folder, tensors)
@@ -453,16 +429,21 @@ def write_weights(folder, tensors):
 def to_numpy(model, shapes, dtype):
   """{path: NumPy array} of the parameters, in `dtype` (None: their own). Raises ValueError unless they have `shapes`."""
   params = traverse_util.flatten_dict(model.params, sep='/')
-  for leaf in params.keys() | shapes.keys():
-    found = params[leaf].shape if leaf in params else 'nothing'
-    if found != shapes.get(leaf, 'nothing'):
-      raise ValueError(f'parameter {leaf}: the model holds {found}, its configuration asks for '
-                       f'{shapes.get(leaf, "nothing")}')
+  check_shapes(params, shapes, 'the model')
   params = {leaf: np.asarray(array) for leaf, array in params.items()}
   if dtype is None:
     return params
   dtype = resolve_dtype(dtype)
   return {leaf: array.astype(dtype) for leaf, array in params.items()}
+
+
+def check_shapes(params, shapes, holder, where=''):
+  """Raises ValueError naming a parameter of {path: array} that is missing, unknown, or of another shape than {path: shape}."""
+  for leaf in sorted(params.keys() | shapes.keys()):
+    found = tuple(params[leaf].shape) if leaf in params else 'nothing'
+    if found != shapes.get(leaf, 'nothing'):
+      raise ValueError(f'{where}parameter {leaf}: {holder} holds {found}, its configuration asks for '
+                       f'{shapes.get(leaf, "nothing")}')
 
 
 def named(model, dtype=None):
@@ -507,9 +488,3 @@ def _to_settings(config, dtype):
 def _special_ids(config):
   return {'decoder_start_token_id': config.start_id, 'eos_token_id': config.eos_id if config.eos_id >= 0 else None,
           'pad_token_id': config.pad_id}
-
-
-def write_json(file, content):
-  with open(file, 'w', encoding='utf-8') as f:
-    json.dump(content, f, indent=2, sort_keys=True)
-    f.write('\n')

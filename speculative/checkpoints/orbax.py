@@ -3,13 +3,15 @@
 Only parameters are read, straight onto this process' devices, however many devices wrote them.
 """
 import dataclasses
-import json
 import os
 
+from flax import traverse_util
 import jax
 import orbax.checkpoint as ocp
 
 from speculative.checkpoints import huggingface
+from speculative.json_files import read_json
+from speculative.json_files import write_json
 from speculative.models import decoder_only
 from speculative.models import t5
 from speculative.models.model import Model
@@ -19,12 +21,11 @@ _ARCHITECTURES = {'t5': (t5.T5Config, t5.init_params), 'gpt': (decoder_only.GPTC
 
 
 def write_config(folder, config, vocabulary=None):
-  """Writes what `load` must know besides the parameters, under temporary names first."""
+  """Writes what `load` must know besides the parameters; the configuration appears last, and whole."""
   os.makedirs(folder, exist_ok=True)
   architecture = next(name for name, (kind, _) in _ARCHITECTURES.items() if isinstance(config, kind))
   temporary = os.path.join(folder, f'{CONFIG}.tmp')
-  with open(temporary, 'w', encoding='utf-8') as f:
-    json.dump({'architecture': architecture} | dataclasses.asdict(config), f, indent=2)
+  write_json(temporary, {'architecture': architecture} | dataclasses.asdict(config))
   if vocabulary:
     vocabulary.save(folder)
   os.replace(temporary, os.path.join(folder, CONFIG))
@@ -64,15 +65,16 @@ def load(path, dtype=None, vocabulary=None):
   folder, step = found
   config, init_params = _read_config(os.path.join(folder, CONFIG))
   sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-  params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype, sharding=sharding), shapes)
+  shapes = huggingface.shapes_of(init_params, config)
+  params = traverse_util.unflatten_dict(
+      {leaf: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for leaf, shape in shapes.items()}, sep='/')
   with ocp.PyTreeCheckpointer() as checkpointer:
     item = os.path.join(step, ITEM)
     try:
       saved = checkpointer.metadata(item).item_metadata['params']
     except Exception as e:  # Orbax raises one of many kinds
       raise ValueError(f'{item}: not a checkpoint with params, or a damaged one ({e})') from e
-    _check_shapes(item, shapes, saved)
+    huggingface.check_shapes(traverse_util.flatten_dict(saved, sep='/'), shapes, 'the checkpoint', f'{item}: ')
     try:
       restored = checkpointer.restore(item, args=ocp.args.PyTreeRestore(
           item={'params': params}, partial_restore=True,
@@ -85,7 +87,7 @@ def load(path, dtype=None, vocabulary=None):
 
 def _read_config(file):
   """(configuration, init_params) of what `write_config` wrote."""
-  settings = huggingface.read_json(file)
+  settings = read_json(file)
   kind, init_params = _ARCHITECTURES.get(settings.pop('architecture', None), (None, None))
   if kind is None:
     raise ValueError(f'{file}: architecture must be one of {", ".join(_ARCHITECTURES)}')
@@ -93,13 +95,3 @@ def _read_config(file):
     return kind(**settings), init_params
   except TypeError as e:
     raise ValueError(f'{file}: not the configuration of a model ({e})') from e
-
-
-def _check_shapes(item, expected, saved):
-  """Raises ValueError naming a parameter that is missing, unknown, or of another shape."""
-  expected, saved = ({jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape)
-                      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in (expected, saved))
-  for name in sorted(expected.keys() | saved.keys()):
-    if expected.get(name) != saved.get(name):
-      raise ValueError(f'{item}: parameter {name}: the checkpoint holds {saved.get(name, "nothing")}, {CONFIG} asks for '
-                       f'{expected.get(name, "nothing")}')

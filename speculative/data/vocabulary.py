@@ -7,12 +7,15 @@ import re
 
 import sentencepiece
 
+from speculative.json_files import write_json
+
 SPIECE, TOKENIZER, TOKENIZER_CONFIG = 'spiece.model', 'tokenizer.json', 'tokenizer_config.json'
 _SENTINEL = re.compile(r'▁?(<extra_id_\d+>)')
 
 
 class _Pieces:
-  """What the vocabularies share; each has `pieces`, all of them by id."""
+  """What the vocabularies share; each has `pieces`, all of them by id, and `extra_ids`, the sentinels that it adds."""
+  extra_ids = 0
 
   @functools.cached_property
   def fingerprint(self):
@@ -84,7 +87,7 @@ class Vocabulary(_Pieces):
     """Writes spiece.model and what says how many sentinels follow it, as T5's tokenizers of Transformers read them."""
     with open(os.path.join(folder, SPIECE), 'wb') as f:
       f.write(self.proto)
-    _write_json(os.path.join(folder, TOKENIZER_CONFIG), {
+    write_json(os.path.join(folder, TOKENIZER_CONFIG), {
         'tokenizer_class': 'T5Tokenizer',
         'extra_ids': self.extra_ids,
         'legacy': False,  # SentencePiece's own treatment of spaces
@@ -107,10 +110,10 @@ class ByteVocabulary(_Pieces):
 
   def encode(self, text):
     """str → list of ids, without EOS."""
+    sentinels = {f'<extra_id_{i}>': 259 + i for i in range(self.extra_ids)}
     ids = []
     for part in re.split(r'(<extra_id_\d+>)', text):
-      number = int(part[len('<extra_id_'):-1]) if _SENTINEL.fullmatch(part) and part[0] == '<' else self.extra_ids
-      ids += [259 + number] if number < self.extra_ids else [b + 3 for b in part.encode('utf-8')]
+      ids += [sentinels[part]] if part in sentinels else [b + 3 for b in part.encode('utf-8')]
     return ids
 
   def decode(self, ids):
@@ -126,7 +129,7 @@ class ByteVocabulary(_Pieces):
 
   def save(self, folder):
     """Writes what Transformers reads as ByT5's tokenizer."""
-    _write_json(os.path.join(folder, TOKENIZER_CONFIG), {
+    write_json(os.path.join(folder, TOKENIZER_CONFIG), {
         'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': self.extra_ids, 'eos_token': '</s>', 'pad_token': '<pad>',
         'unk_token': '<unk>'})
 
@@ -184,14 +187,8 @@ class TokenizerVocabulary(_Pieces):
     with open(os.path.join(folder, TOKENIZER), 'w', encoding='utf-8') as f:
       f.write(self._json)
     eos = {'eos_token': self.pieces[self.eos_id]} if self.eos_id >= 0 else {}
-    _write_json(os.path.join(folder, TOKENIZER_CONFIG), {
+    write_json(os.path.join(folder, TOKENIZER_CONFIG), {
         'tokenizer_class': 'PreTrainedTokenizerFast', 'pad_token': self.pieces[self.pad_id]} | eos)
-
-
-def _write_json(file, content):
-  with open(file, 'w', encoding='utf-8') as f:
-    json.dump(content, f, indent=2, sort_keys=True)
-    f.write('\n')
 
 
 def _user_defined(piece):

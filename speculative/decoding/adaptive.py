@@ -11,7 +11,7 @@ import numpy as np
 
 from speculative import theory
 from speculative.checks import check_integer
-from speculative.checks import check_numbers
+from speculative.checks import check_number
 from speculative.decoding import speculative as loop
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.state import FinishReason
@@ -45,7 +45,7 @@ class AdaptiveGamma:
       check_integer('one of gammas', gamma, 1)
     self.gammas = tuple(sorted(set(map(int, gammas))))
     check_integer('rounds_per_choice', rounds_per_choice, 1)
-    check_numbers('forget', forget, lambda a: (a > 0) & (a <= 1) & (a.ndim == 0), 'in (0, 1]')
+    check_number('forget', forget, lambda a: (a > 0) & (a <= 1), 'in (0, 1]')
     self.rounds_per_choice = rounds_per_choice
     self._forget = forget
     self.rounds, self.tested, self.accepted, self.steps = ({g: 0 for g in self.gammas} for _ in range(4))

@@ -20,7 +20,7 @@ import numpy as np
 
 from speculative import sampling
 from speculative.checks import check_integer
-from speculative.checks import check_numbers
+from speculative.checks import check_number
 from speculative.checkpoints import pairs
 from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import state as loop
@@ -122,7 +122,7 @@ def beam_decode(target, inputs, config=DecodeConfig(), beam_size=4, length_penal
   check_integer('draft_beam_size', draft_beam_size, 1)
   if beam_size > target.vocab_size:
     raise ValueError(f'beam_size = {beam_size}: must be at most the number of tokens, {target.vocab_size}')
-  check_numbers('length_penalty', length_penalty, lambda a: (a >= 0) & (a < np.inf) & (a.ndim == 0),
+  check_number('length_penalty', length_penalty, lambda a: (a >= 0) & (a < np.inf),
                 'at least 0 and finite')
   draft = None
   if drafter is not None:

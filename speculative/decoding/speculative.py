@@ -13,7 +13,6 @@ from speculative.checkpoints import pairs
 from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import state as loop
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.config import check_config
 from speculative.decoding.state import FinishReason
 from speculative.decoding.targets import Drafter
 from speculative.decoding.targets import Target
@@ -65,11 +64,12 @@ def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
     drafter: None decodes without drafts, one token a round.
     gamma: instead of `config.gamma`.
   """
-  check_config(config)
-  drafter, gamma = (NoDrafter, 0) if drafter is None else (as_drafter(drafter), gamma or config.gamma)
+  drafting = drafter is not None
+  drafter = as_drafter(drafter) if drafting else NoDrafter
   static = Target.of(target), Drafter.of(drafter)
   pairs.check_pair(target, drafter)
   inputs, settings, row_keys = decode_inputs.prepare(target, inputs, config, seed, row_ids, drafter)
+  gamma = (gamma or config.gamma) if drafting else 0
   program, params = Program(*static, gamma, config.max_decode_len, config.filtered), (target.params, drafter.params)
   return program, params, settings, prefill(program, params, settings, inputs, row_keys)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative.checks import check_integer
-from speculative.checks import check_numbers
+from speculative.checks import check_number
 from speculative.drafters.base import UNLIKELY
 
 
@@ -137,7 +137,7 @@ def bigram(counts, smoothing=1.0, backoff=1.0, max_following=256):
   Raises:
     ValueError: a number out of range.
   """
-  check_numbers('backoff', backoff, lambda a: (a > 0) & (a < np.inf) & (a.ndim == 0), 'above 0')
+  check_number('backoff', backoff, lambda a: (a > 0) & (a < np.inf), 'above 0')
   check_integer('max_following', max_following, 1)
   v = counts.vocab_size
   order = np.lexsort((-counts.count, counts.previous))
@@ -160,7 +160,7 @@ def _log(probs):
 
 
 def _unigram(counts, smoothing):
-  check_numbers('smoothing', smoothing, lambda a: (a >= 0) & (a < np.inf) & (a.ndim == 0), 'at least 0')
+  check_number('smoothing', smoothing, lambda a: (a >= 0) & (a < np.inf), 'at least 0')
   weights = counts.unigram + smoothing
   return (weights / weights.sum()).astype(np.float32)
 

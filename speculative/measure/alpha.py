@@ -61,7 +61,7 @@ def measure_alpha(target, drafter, inputs, generated, config, seed=0, probs=None
   if not lengths.any():
     raise ValueError('the texts have no tokens: there is nothing to measure α over')
   if probs is None:
-    probs = target_probs(target, inputs, generated, config)
+    probs = _target_probs((static[0], config.filtered), target.params, inputs, tokens, rows)
   elif probs.shape != (*tokens.shape, target.vocab_size):
     raise ValueError(f'probs has shape {probs.shape}: must be [B, N, V] = {(*tokens.shape, target.vocab_size)}')
   beta = np.array(_betas((*static, config.filtered), drafter.params, inputs, tokens, rows, row_keys, probs))
