@@ -3,9 +3,15 @@
 tests/data/t5x: written by T5X's `Checkpointer` (random weights; the arrays of the optimizer state, which the index lists,
 are left out), with the logits of its network.
 """
+import http.server
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import threading
+from urllib import parse
 
 from flax import serialization
 from flax import traverse_util
@@ -240,3 +246,72 @@ def test_missing_and_broken_files(folder):
   (step / 'checkpoint').write_bytes(b'\x93nothing')
   with pytest.raises(ValueError, match='not the index of a T5X checkpoint'):
     speculative.load_model(folder)
+
+
+class _Bucket(http.server.BaseHTTPRequestHandler):
+  """What TensorStore asks of Google Cloud Storage, answered from a folder (the bucket's name is not looked at)."""
+
+  def do_GET(self):
+    path, _, query = self.path.partition('?')
+    query = parse.parse_qs(query)
+    root = self.server.folder
+    _, marker, name = path.partition('/o/')
+    if not marker:
+      found = [os.path.relpath(os.path.join(folder, file), root) for folder, _, files in os.walk(root) for file in files]
+      names = sorted(key for key in found if key.startswith(query.get('prefix', [''])[0])
+                     and query.get('startOffset', [''])[0] <= key < query.get('endOffset', ['~'])[0])
+      return self._answer(json.dumps({'items': [{'name': key} for key in names]}).encode())
+    file = os.path.join(root, parse.unquote(name))
+    if not os.path.isfile(file):
+      return self._answer(b'{}', 404)
+    with open(file, 'rb') as f:
+      content = f.read()
+    if 'Range' in self.headers:
+      first, last = self.headers['Range'].removeprefix('bytes=').split('-')
+      part = content[int(first):int(last) + 1 if last else None]
+      return self._answer(part, 206, f'bytes {first}-{int(first) + len(part) - 1}/{len(content)}')
+    return self._answer(content)
+
+  def _answer(self, content, status=200, content_range=None):
+    self.send_response(status)
+    self.send_header('x-goog-generation', '1')
+    self.send_header('Content-Length', str(len(content)))
+    if content_range:
+      self.send_header('Content-Range', content_range)
+    self.end_headers()
+    self.wfile.write(content)
+
+  def log_message(self, *args):
+    pass
+
+
+def test_a_bucket(tmp_path, model):
+  """gs://: the latest complete step, by TensorStore, from a server that answers as the real one does."""
+  root = tmp_path / 'bucket'
+  shutil.copytree(fixture('t5_v1_1'), root / 'runs' / 'a')
+  shutil.copytree(root / 'runs' / 'a' / 'checkpoint_1000', root / 'runs' / 'a' / 'checkpoint_2000' / 'state')
+  server = http.server.ThreadingHTTPServer(('localhost', 0), _Bucket)
+  server.folder = root
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  code = """
+import sys, jax, numpy as np, speculative
+model = speculative.load_model(sys.argv[1], 'float32')
+for url in ('gs://bucket/runs/a', 'gs://bucket/runs/a/', 'gs://bucket/runs/a/checkpoint_1000'):
+  found = speculative.load_model(url, 'float32')
+  jax.tree.map(np.testing.assert_array_equal, found.params, model.params)
+  print(found.name)
+for url in ('gs://bucket/runs/b', 'nowhere://x'):
+  try:
+    speculative.load_model(url)
+  except (FileNotFoundError, ValueError) as e:
+    print(e)
+"""
+  environment = os.environ | {'TENSORSTORE_GCS_HTTP_URL': f'http://localhost:{server.server_port}', 'JAX_PLATFORMS': 'cpu',
+                              'GCE_METADATA_ROOT': f'localhost:{server.server_port}'}
+  result = subprocess.run([sys.executable, '-c', code, fixture('t5_v1_1')], env=environment, text=True, check=False,
+                          capture_output=True)
+  server.shutdown()
+  assert result.returncode == 0, result.stderr
+  names, errors = result.stdout.splitlines()[:3], result.stdout.splitlines()[3:]
+  assert names == ['a', 'a', 'checkpoint_1000']
+  assert errors[0].startswith('gs://bucket/runs/b: no T5X checkpoint') and 'nowhere://x: cannot be opened' in errors[1]

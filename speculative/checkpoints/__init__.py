@@ -22,9 +22,11 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
   Args:
     path: a folder: Hugging Face's of a T5, mT5, ByT5, umT5 or GPT-2; T5X's of a step, or of its steps (the latest is
       taken); what our own training writes, likewise. `~` is the home directory. Or a name on the Hugging Face Hub, as
-      'google/flan-t5-small', where there is no such folder: from the local cache, or downloaded.
+      'google/flan-t5-small', where there is no such folder: from the local cache, or downloaded. Or the URL of a T5X
+      checkpoint, as gs://….
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on CPUs without bfloat16 instructions.
-    mesh: not supported yet.
+    mesh: `jax.sharding.Mesh` with an axis `model` over which parameters are split (`speculative.sharding`); every
+      process reads only what its own devices hold. None: the default device.
     vocabulary: `Vocabulary`. None: the folder's own; T5X folders have none.
 
   Returns:
@@ -34,9 +36,10 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
     FileNotFoundError: no such folder.
     ValueError: not a checkpoint, one that is not supported, or a damaged one; the message names the file or parameter.
   """
-  if mesh is not None:
-    raise ValueError('load_model: mesh is not supported yet')
-  name, path = os.fspath(path), os.path.abspath(os.path.expanduser(path))
+  name = os.fspath(path)
+  if t5x.is_remote(name):
+    return t5x.load(name, dtype, mesh, vocabulary)
+  path = os.path.abspath(os.path.expanduser(name))
   if not os.path.exists(path):
     if not _HUB_NAME.fullmatch(name):
       raise FileNotFoundError(f'{path}: no such folder')
@@ -48,11 +51,11 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
   names = sorted(os.listdir(path))
   if huggingface.CONFIG in names:
     kind = read_json(os.path.join(path, huggingface.CONFIG)).get('model_type')
-    return (gpt2 if kind == 'gpt2' else huggingface).load(path, dtype, vocabulary)
+    return (gpt2 if kind == 'gpt2' else huggingface).load(path, dtype, mesh, vocabulary)
   if t5x.find(path):
-    return t5x.load(path, dtype, vocabulary)
+    return t5x.load(path, dtype, mesh, vocabulary)
   if orbax.find(path):
-    return orbax.load(path, dtype, vocabulary)
+    return orbax.load(path, dtype, mesh, vocabulary)
   found = ', '.join(names[:8]) + (', …' if len(names) > 8 else '') if names else 'nothing'
   raise ValueError(f'{path}: not a checkpoint of a known format. Hugging Face: a folder with config.json. '
                    'T5X: a folder checkpoint_N. Orbax: a folder of steps that our training wrote. '

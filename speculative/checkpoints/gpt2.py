@@ -7,11 +7,8 @@ import functools
 import os
 import re
 
-from flax import traverse_util
-import jax.numpy as jnp
-import numpy as np
-
 from speculative.checkpoints import huggingface
+from speculative.checkpoints import streaming
 from speculative.json_files import read_json
 from speculative.json_files import write_json
 from speculative.models import decoder_only
@@ -48,7 +45,7 @@ def _to_ours(leaf, array, config, back=False):
   return array.reshape(*array.shape[:-1], *groups, config.d_kv).swapaxes(-3, -2).reshape(array.shape)
 
 
-def load(path, dtype=None, vocabulary=None):
+def load(path, dtype=None, mesh=None, vocabulary=None):
   """Reads a GPT-2 model. Arguments and errors as for `huggingface.load`."""
   path = os.path.abspath(os.path.expanduser(path))
   dtype = huggingface.resolve_dtype(dtype)
@@ -63,33 +60,33 @@ def load(path, dtype=None, vocabulary=None):
       if not _BUFFER.fullmatch(short):
         names[short] = name
 
-    def read(short):
-      return huggingface.read_parameter(path, files, names[short])
-
     if config.tied and _HEAD in names:
-      if not np.array_equal(read(_HEAD), read('wte.weight')):
+      if not huggingface.equal(files, names[_HEAD], names.get('wte.weight', names[_HEAD])):
         raise ValueError(f'{path}: parameter {names[_HEAD]} differs from wte.weight, but config.json says they are tied')
       del names[_HEAD]
-    layout = _layout(config)
-    huggingface.check_names(path, [theirs for _, theirs in layout], names, r'h\.\d+\.', f'{config.num_layers} layers')
+    layout = dict(_layout(config))
+    huggingface.check_names(path, list(layout.values()), names, r'h\.\d+\.', f'{config.num_layers} layers')
     shapes = huggingface.shapes_of(decoder_only.init_params, config)
-    for leaf, theirs in layout:
+    for leaf, theirs in layout.items():
       shape = shapes[leaf][::-1] if leaf == 'head' else shapes[leaf]
-      huggingface.check_shape(path, files, names[theirs], shape)
-    params = {leaf: jnp.asarray(_to_ours(leaf, read(theirs).astype(dtype), config)) for leaf, theirs in layout}
-  vocabulary = huggingface.vocabulary_of(path, config, vocabulary)
-  return Model(config, traverse_util.unflatten_dict(params, sep='/'), vocabulary, name=os.path.basename(path))
+      huggingface.check_parameter(path, files, names[theirs], shape)
+    vocabulary = huggingface.vocabulary_of(path, config, vocabulary)
+
+    def part(leaf, index):
+      name = names[layout[leaf]]
+      return _to_ours(leaf, files[name].get_tensor(name), config)[index].astype(dtype)
+
+    params = streaming.place(config, {leaf: shapes[leaf] for leaf in layout}, part, dtype, mesh)
+  return Model(config, params, vocabulary, name=os.path.basename(path), ignored=huggingface.ignored(files, names))
 
 
 def save(model, path, dtype=None, overwrite=False):
   """Writes a folder that Transformers reads as GPT-2. Arguments and errors as for `checkpoints.save_model`."""
   def write(folder):
-    params = huggingface.to_numpy(model, huggingface.shapes_of(decoder_only.init_params, model.config), dtype)
-    tensors = {theirs: np.ascontiguousarray(_to_ours(leaf, params[leaf], model.config, back=True))
-               for leaf, theirs in _layout(model.config)}
-    huggingface.write_weights(folder, tensors)
-    write_json(os.path.join(folder, huggingface.CONFIG),
-               _to_settings(model.config, tensors['wte.weight'].dtype.name))
+    read = huggingface.leaves(model, huggingface.shapes_of(decoder_only.init_params, model.config), dtype)
+    kind = huggingface.write_weights(folder, ((theirs, _to_ours(leaf, read(leaf), model.config, back=True))
+                                              for leaf, theirs in _layout(model.config)))
+    write_json(os.path.join(folder, huggingface.CONFIG), _to_settings(model.config, kind))
     if model.vocabulary:
       model.vocabulary.save(folder)
   huggingface.write_folder(path, write, overwrite)

@@ -16,6 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from speculative.checkpoints import streaming
 from speculative.data import vocabulary as vocabularies
 from speculative.json_files import read_json
 from speculative.json_files import write_json
@@ -25,6 +26,7 @@ from speculative.models.model import Model
 
 CONFIG, WEIGHTS, INDEX = 'config.json', 'model.safetensors', 'model.safetensors.index.json'
 GENERATION = 'generation_config.json'
+_SHARD = 2 << 30  # bytes of a file of weights, unless one parameter is larger
 
 HEAD = 'lm_head.weight'
 # The names of the one embedding. Files hold any of them.
@@ -83,12 +85,18 @@ def _layer_layout(config, decoder):
   ]
 
 
+def pack(config, read):
+  """The parameter tree, a leaf at a time, from `read`(Hugging Face name) → array as Hugging Face has it, perhaps traced."""
+  return traverse_util.unflatten_dict(
+      {path: _pack([read(name) for name in group], block) for path, group, block in layout(config)}, sep='/')
+
+
 def _pack(arrays, block):
   """Their arrays → ours."""
   if block is None:
     return arrays[0]
   n_in = arrays[0].shape[1]
-  return np.stack([a.T.reshape(n_in, -1, block) for a in arrays], axis=2).reshape(n_in, -1)
+  return jnp.stack([a.T.reshape(n_in, -1, block) for a in arrays], axis=2).reshape(n_in, -1)
 
 
 def _unpack(array, n, block):
@@ -109,13 +117,14 @@ def shapes_of(init_params, config):
 # Loading.
 
 
-def load(path, dtype=None, vocabulary=None):
+def load(path, dtype=None, mesh=None, vocabulary=None):
   """Reads a model of the T5 family.
 
   Args:
     path: the folder.
     dtype: of the parameters, 'float32' or 'bfloat16'. None: bfloat16, but float32 on
       CPUs without bfloat16 instructions.
+    mesh: devices to split the parameters over, see `sharding.param_shardings`.
     vocabulary: see `speculative.data.vocabulary`. None: the folder's, if it has one: spiece.model, bytes where
       tokenizer_config.json names ByT5Tokenizer, or tokenizer.json. The number of sentinels is `extra_ids` of
       tokenizer_config.json; where that says nothing, 100 for spiece.model (Hugging Face's default) if the embedding has
@@ -134,9 +143,8 @@ def load(path, dtype=None, vocabulary=None):
   config = _read_config(path, settings)
   with contextlib.ExitStack() as stack:
     files = open_weights(path, stack)
-    read = functools.partial(read_parameter, path, files)
-    names = _rename_embedding(path, set(files), read)
-    tied, scaled = _head(path, settings, names, read)
+    names = _rename_embedding(path, files)
+    tied, scaled = _head(path, settings, files, names)
     config = dataclasses.replace(config, tied=tied, scale_tied_output=scaled)
     if tied:
       names.pop(HEAD, None)
@@ -144,10 +152,10 @@ def load(path, dtype=None, vocabulary=None):
     check_names(path, [name for _, group, _ in layout(config) for name in group], names, r'(en|de)coder\.block\.\d+\.',
                 f'{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers')
     for name, shape in shapes_by_name(config).items():  # all before the first is read
-      check_shape(path, files, names[name], shape)
-    params = fill(config, lambda name: read(names[name]).astype(dtype))
-  vocabulary = vocabulary_of(path, config, vocabulary)
-  return Model(config, params, vocabulary, name=os.path.basename(path))
+      check_parameter(path, files, names[name], shape)
+    vocabulary = vocabulary_of(path, config, vocabulary)
+    params = fill(config, lambda name, index: files[names[name]].get_slice(names[name])[index], dtype, mesh)
+  return Model(config, params, vocabulary, name=os.path.basename(path), ignored=ignored(files, names))
 
 
 def shapes_by_name(config):
@@ -157,10 +165,38 @@ def shapes_by_name(config):
           for leaf, group, block in layout(config) for name in group}
 
 
-def fill(config, read):
-  """The parameter tree, a leaf at a time, from `read`(Hugging Face name) → NumPy array as Hugging Face has it."""
-  params = {leaf: jnp.asarray(_pack([read(name) for name in group], block)) for leaf, group, block in layout(config)}
-  return traverse_util.unflatten_dict(params, sep='/')
+def fill(config, read, dtype, mesh=None):
+  """The parameter tree, read a few MB at a time.
+
+  Args:
+    config: `T5Config`.
+    read: read(Hugging Face name, index) → NumPy array, the part of Hugging Face's array at `index`, a tuple of slices.
+    dtype, mesh: as for `streaming.place`.
+  """
+  entries = {leaf: (names, block) for leaf, names, block in layout(config)}
+
+  def part(leaf, index):
+    names, block = entries[leaf]
+    out = np.empty([s.stop - s.start for s in index], dtype)
+    if block is None:
+      for at, rows in streaming.rows_at_a_time(functools.partial(read, names[0]), index, dtype.itemsize):
+        out[at:at + len(rows)] = rows
+      return out
+    n, block = len(names), block if len(names) > 1 else 1
+    blocks = out.reshape(out.shape[0], -1, n, block)
+    theirs = slice(index[1].start // n, index[1].stop // n), index[0]
+    for i, name in enumerate(names):
+      for at, rows in streaming.rows_at_a_time(functools.partial(read, name), theirs, dtype.itemsize, block):
+        blocks[:, at // block:(at + len(rows)) // block, i] = rows.T.reshape(out.shape[0], -1, block)
+    return out
+
+  shapes = shapes_of(t5.init_params, config)
+  return streaming.place(config, {leaf: shapes[leaf] for leaf in entries}, part, dtype, mesh)
+
+
+def ignored(files, names):
+  """The parameters of the files that none of `names` is, sorted."""
+  return tuple(sorted(set(files) - set(names.values())))
 
 
 def resolve_dtype(dtype=None):
@@ -224,40 +260,41 @@ def open_weights(path, stack):
   return files
 
 
-def read_parameter(path, files, name):
-  """A parameter of `open_weights`: NumPy array. Raises ValueError if it is quantised."""
-  array = files[name].get_tensor(name)
-  if not jnp.issubdtype(array.dtype, jnp.floating):
-    raise ValueError(f'{path}: parameter {name} is {array.dtype}; quantised weights are not supported')
-  return array
-
-
-def check_shape(path, files, name, shape):
-  """Raises ValueError unless a parameter of `open_weights` has the shape; nothing is read."""
-  found = tuple(files[name].get_slice(name).get_shape())
+def check_parameter(path, files, name, shape):
+  """Raises ValueError unless a parameter of `open_weights` has the shape and is floating point; nothing is read."""
+  tensor = files[name].get_slice(name)
+  found = tuple(tensor.get_shape())
   if found != shape:
     raise ValueError(f'{path}: parameter {name} has shape {found}, config.json asks for {shape}')
+  if tensor.get_dtype() not in ('F64', 'F32', 'BF16', 'F16'):
+    raise ValueError(f'{path}: parameter {name} is {tensor.get_dtype()}; quantised weights are not supported')
 
 
-def _rename_embedding(path, found, read):
+def _rename_embedding(path, files):
   """{name in `layout`: name in the file}: the embedding may go under any of its names, or several."""
-  names = {name: name for name in found}
-  present = [name for name in EMBEDDINGS if name in found]
+  names = {name: name for name in files}
+  present = [name for name in EMBEDDINGS if name in files]
   for name in present:
     del names[name]
   if present:
     names[EMBEDDINGS[0]] = present[0]
   for name in present[1:]:
-    if not _equal(read(name), read(present[0])):
+    if not equal(files, name, present[0]):
       raise ValueError(f'{path}: parameter {name} differs from {present[0]}; both must be the one embedding')
   return names
 
 
-def _equal(a, b):
-  return a.shape == b.shape and bool((a == b).all())
+def equal(files, a, b):
+  """Are two parameters of `open_weights` the same? Read a few MB at a time."""
+  a, b = files[a].get_slice(a), files[b].get_slice(b)
+  shape = a.get_shape()
+  if shape != b.get_shape():
+    return False
+  index = tuple(slice(0, size) for size in shape)
+  return all((rows == b[at:at + len(rows)]).all() for at, rows in streaming.rows_at_a_time(a.__getitem__, index, 4))
 
 
-def _head(path, settings, names, read):
+def _head(path, settings, files, names):
   """(is the head the embedding, is its input scaled).
 
   Transformers 4 says `tie_word_embeddings`: a tied head is scaled, another is not. Transformers 5 always says it is
@@ -271,7 +308,7 @@ def _head(path, settings, names, read):
     return True, scaled
   if not scaled:
     return False, True
-  if EMBEDDINGS[0] in names and not _equal(read(HEAD), read(names[EMBEDDINGS[0]])):
+  if EMBEDDINGS[0] in names and not equal(files, HEAD, names[EMBEDDINGS[0]]):
     raise ValueError(f'{path}: parameter {HEAD} differs from {EMBEDDINGS[0]}, but config.json says they are tied')
   return True, True
 
@@ -387,9 +424,8 @@ def _check_vocabulary(path, vocabulary, config):
 def save(model, path, dtype=None, overwrite=False):
   """Writes a model of the T5 family. Arguments and errors as for `checkpoints.save_model`."""
   def write(folder):
-    tensors = {name: np.ascontiguousarray(array) for name, array in named(model, dtype)}
-    write_weights(folder, tensors)
-    write_json(os.path.join(folder, CONFIG), _to_settings(model.config, tensors[EMBEDDINGS[0]].dtype.name))
+    kind = write_weights(folder, named(model, dtype))
+    write_json(os.path.join(folder, CONFIG), _to_settings(model.config, kind))
     write_json(os.path.join(folder, GENERATION), _special_ids(model.config))
     if model.vocabulary:
       model.vocabulary.save(folder)
@@ -422,19 +458,43 @@ def write_folder(path, write, overwrite):
 
 
 def write_weights(folder, tensors):
-  """Writes {name: NumPy array} as model.safetensors."""
-  safetensors.numpy.save_file(tensors, os.path.join(folder, WEIGHTS), metadata={'format': 'pt'})
+  """Writes (name, NumPy array) pairs, as they come, as model.safetensors, or as several such files and their index.
+
+  Returns:
+    The dtype's name.
+  """
+  files, held, total = [], {}, 0
+
+  def flush():
+    files.append(list(held))
+    safetensors.numpy.save_file(held, os.path.join(folder, f'{len(files)}.tmp'), metadata={'format': 'pt'})
+    held.clear()
+
+  for name, array in tensors:
+    if held and sum(a.nbytes for a in held.values()) + array.nbytes > _SHARD:
+      flush()
+    held[name] = np.ascontiguousarray(array)
+    total += array.nbytes
+    dtype = array.dtype.name
+  flush()
+  if len(files) == 1:
+    os.rename(os.path.join(folder, '1.tmp'), os.path.join(folder, WEIGHTS))
+    return dtype
+  weight_map = {}
+  for i, names in enumerate(files, 1):
+    shard = f'model-{i:05d}-of-{len(files):05d}.safetensors'
+    os.rename(os.path.join(folder, f'{i}.tmp'), os.path.join(folder, shard))
+    weight_map |= dict.fromkeys(names, shard)
+  write_json(os.path.join(folder, INDEX), {'metadata': {'total_size': total}, 'weight_map': weight_map})
+  return dtype
 
 
-def to_numpy(model, shapes, dtype):
-  """{path: NumPy array} of the parameters, in `dtype` (None: their own). Raises ValueError unless they have `shapes`."""
+def leaves(model, shapes, dtype=None):
+  """read(path) → NumPy array of a parameter in `dtype` (None: its own). Raises ValueError unless they have `shapes`."""
   params = traverse_util.flatten_dict(model.params, sep='/')
   check_shapes(params, shapes, 'the model')
-  params = {leaf: np.asarray(array) for leaf, array in params.items()}
-  if dtype is None:
-    return params
-  dtype = resolve_dtype(dtype)
-  return {leaf: array.astype(dtype) for leaf, array in params.items()}
+  dtype = dtype and resolve_dtype(dtype)
+  return lambda path: np.asarray(params[path]).astype(dtype or params[path].dtype, copy=False)
 
 
 def check_shapes(params, shapes, holder, where=''):
@@ -447,10 +507,10 @@ def check_shapes(params, shapes, holder, where=''):
 
 
 def named(model, dtype=None):
-  """Yields (Hugging Face name, NumPy array) of every parameter."""
-  params = to_numpy(model, shapes_of(t5.init_params, model.config), dtype)
-  for leaf, group, block in layout(model.config):
-    yield from zip(group, _unpack(params[leaf], len(group), block))
+  """(Hugging Face name, NumPy array) of every parameter, made as they are asked for. Raises ValueError as `leaves` does."""
+  read = leaves(model, shapes_of(t5.init_params, model.config), dtype)
+  return (pair for leaf, names, block in layout(model.config)
+          for pair in zip(names, _unpack(read(leaf), len(names), block)))
 
 
 def _to_settings(config, dtype):

@@ -3,12 +3,14 @@
 Only parameters are read, straight onto this process' devices, however many devices wrote them.
 """
 import dataclasses
+import math
 import os
 
 from flax import traverse_util
 import jax
 import orbax.checkpoint as ocp
 
+from speculative import sharding
 from speculative.checkpoints import huggingface
 from speculative.json_files import read_json
 from speculative.json_files import write_json
@@ -42,12 +44,12 @@ def find(path):
   return (path, os.path.join(path, max(steps, key=int))) if steps else None
 
 
-def load(path, dtype=None, vocabulary=None):
+def load(path, dtype=None, mesh=None, vocabulary=None):
   """Reads the parameters of a checkpoint of ours.
 
   Args:
     path: folder of a step, or of steps, of which the latest is taken.
-    dtype: as for `huggingface.load`.
+    dtype, mesh: as for `huggingface.load`.
     vocabulary: None: the one beside the steps, if there is one.
 
   Returns:
@@ -64,11 +66,14 @@ def load(path, dtype=None, vocabulary=None):
     raise FileNotFoundError(f'{path}: no Orbax checkpoint: neither a step with {ITEM}, nor folders of steps')
   folder, step = found
   config, init_params = _read_config(os.path.join(folder, CONFIG))
-  sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   shapes = huggingface.shapes_of(init_params, config)
+  shardings = sharding.param_shardings(config, shapes, mesh) if mesh is not None else dict.fromkeys(
+      shapes, jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
   params = traverse_util.unflatten_dict(
-      {leaf: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for leaf, shape in shapes.items()}, sep='/')
-  with ocp.PyTreeCheckpointer() as checkpointer:
+      {leaf: jax.ShapeDtypeStruct(shape, dtype, sharding=shardings[leaf]) for leaf, shape in shapes.items()}, sep='/')
+  # Of float32 as it is on disk; one parameter must fit.
+  in_flight = -(-max(4 * math.prod(shape) for shape in shapes.values()) // 10**9)
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(restore_concurrent_gb=in_flight)) as checkpointer:
     item = os.path.join(step, ITEM)
     try:
       saved = checkpointer.metadata(item).item_metadata['params']

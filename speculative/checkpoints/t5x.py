@@ -4,11 +4,14 @@ Their matrices are [in, out]; those of Hugging Face are [out, in]. Each name of 
 (`_their_name`), so that nothing else is mapped. Layers may be unrolled (`layers_0`, …) or scanned, as in `scalable_t5`:
 then one array holds all layers, along its second axis. Optimizer state is not read.
 """
+import functools
 import os
 import re
+from urllib import parse
 
 from flax import serialization
 from flax import traverse_util
+import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
@@ -17,31 +20,38 @@ from speculative.models import t5
 from speculative.models.model import Model
 
 INDEX, STATE = 'checkpoint', 'state'
+_OCDBT, _DONE, _PARAMETERS = 'manifest.ocdbt', 'commit_success.txt', 'target.'
 _STEP = re.compile(r'checkpoint_(\d+)')  # an unfinished folder has more behind the number
 _BIAS = 'relpos_bias.rel_embedding'
 _PARTS = {'SelfAttention': 'self_attention', 'EncDecAttention': 'encoder_decoder_attention', 'DenseReluDense': 'mlp'}
 _MATRICES = {'q': 'query', 'k': 'key', 'v': 'value', 'o': 'out'}
 
 
+def is_remote(path):
+  return '://' in path
+
+
 def find(path):
   """The folder of arrays of a checkpoint: `path`, its `state`, or those of its latest step; None: there is none."""
-  steps = [(int(match[1]), match[0]) for match in map(_STEP.fullmatch, os.listdir(path)) if match]
-  folder = os.path.join(path, max(steps)[1]) if steps else path
-  for candidate in (folder, os.path.join(folder, STATE)):
-    if os.path.isfile(os.path.join(candidate, INDEX)):
-      return candidate
-  return None
+  def arrays_of(step):
+    return next((folder for folder in (step, f'{step}/{STATE}') if _is_checkpoint(folder)), None)
+
+  path = path.rstrip('/')
+  steps = {int(match[1]): f'{path}/{match[0]}' for match in map(_STEP.fullmatch, _children(path)) if match}
+  # In a bucket there is no renaming, so newer versions mark what is complete.
+  steps = [steps[n] for n in sorted(steps) if not is_remote(path) or _read(steps[n], INDEX) or _read(steps[n], _DONE)]
+  return arrays_of(path) or (arrays_of(steps[-1]) if steps else None)
 
 
-def load(path, dtype=None, vocabulary=None):
+def load(path, dtype=None, mesh=None, vocabulary=None):
   """Reads a T5 of T5X; its sizes are read off the arrays.
 
   What the arrays do not tell is taken as in T5X's own configurations: gated layers use GELU, relative distances end at
   128, padding and start are 0, EOS is 1.
 
   Args:
-    path: folder of a step, or of steps, of which the latest is taken.
-    dtype: as for `huggingface.load`.
+    path: folder of a step, or of steps, of which the latest is taken; or a URL that TensorStore knows, as gs://….
+    dtype, mesh: as for `huggingface.load`.
     vocabulary: `Vocabulary`, or None: the checkpoint has none.
 
   Returns:
@@ -51,25 +61,39 @@ def load(path, dtype=None, vocabulary=None):
     FileNotFoundError: no checkpoint.
     ValueError: a damaged one, or parameters that no T5 has, or lacks; the message names the parameter.
   """
-  path = os.path.abspath(os.path.expanduser(path))
+  path = path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
   dtype = huggingface.resolve_dtype(dtype)
   folder = find(path)
   if folder is None:
-    raise FileNotFoundError(f'{path}: no T5X checkpoint: neither {INDEX} nor {STATE}/{INDEX}, nor folders checkpoint_N')
-  arrays = {name: leaf if isinstance(leaf, np.ndarray) else _open(folder, name) for name, leaf in _index(folder).items()}
-  config, params = _to_ours(folder, arrays, dtype)
-  vocabulary = huggingface.vocabulary_of(folder, config, vocabulary)
-  return Model(config, params, vocabulary, name=os.path.basename(path))
+    raise FileNotFoundError(f'{path}: no T5X checkpoint: neither {INDEX} nor {STATE}/{INDEX} nor {STATE}/{_OCDBT}, nor '
+                            'folders checkpoint_N')
+  arrays, ignored = _open(folder)
+  config, names = _match(folder, arrays)
+  if vocabulary or not is_remote(folder):
+    vocabulary = huggingface.vocabulary_of(folder, config, vocabulary)
+
+  def read(name, index):
+    array = arrays.read(names[name], index[::-1] if _transposed(name) else index)
+    return array.T if _transposed(name) else array
+
+  params = huggingface.fill(config, read, dtype, mesh)
+  return Model(config, params, vocabulary, name=os.path.basename(path.rstrip('/')), ignored=ignored)
 
 
 def from_params(params, dtype='float32', vocabulary=None):
   """A `Model` of T5X's parameters, the tree that its network takes, unrolled or scanned; a leaf is made at a time.
 
-  Other arguments, and errors, as for `load`.
+  Other arguments, and errors, as for `load`. The arrays may be traced.
   """
-  arrays = {'.'.join(path): array for path, array in traverse_util.flatten_dict(params).items()}
-  config, params = _to_ours('T5X parameters', arrays, huggingface.resolve_dtype(dtype))
-  return Model(config, params, vocabulary)
+  dtype = huggingface.resolve_dtype(dtype)
+  arrays = _Arrays('T5X parameters', {'.'.join(path): a for path, a in traverse_util.flatten_dict(params).items()})
+  config, names = _match('T5X parameters', arrays)
+
+  def read(name):
+    array = jnp.asarray(arrays.read(names[name]), dtype)
+    return array.T if _transposed(name) else array
+
+  return Model(config, huggingface.pack(config, read), vocabulary)
 
 
 def to_params(model):
@@ -83,9 +107,8 @@ def to_params(model):
   return traverse_util.unflatten_dict(tree)
 
 
-def _to_ours(folder, arrays, dtype):
-  """(`T5Config`, parameter tree) of {T5X name: array}; `folder` is named in errors."""
-  arrays = _Arrays(folder, arrays)
+def _match(folder, arrays):
+  """(`T5Config`, {Hugging Face's name: T5X's}) of `_Arrays`, which are then as the configuration asks."""
   config = _config(folder, arrays)
   names = {name: _their_name(name) for _, group, _ in huggingface.layout(config) for name in group}
   huggingface.check_names(folder, list(names.values()), arrays, r'(en|de)coder\.layers_\d+\.',
@@ -96,12 +119,7 @@ def _to_ours(folder, arrays, dtype):
     expected = shape[::-1] if _transposed(name) else shape
     if found != expected:
       raise ValueError(f'{folder}: parameter {names[name]} has shape {found}, the others ask for {expected}')
-
-  def read(name):
-    array = arrays.read(names[name]).astype(dtype)
-    return array.T if _transposed(name) else array
-
-  return config, huggingface.fill(config, read)
+  return config, names
 
 
 def _their_name(name):
@@ -160,39 +178,97 @@ class _Arrays:
       raise ValueError(f'{self._folder}: parameter {name} is missing')
     return tuple(self._arrays[name].shape)
 
-  def read(self, name):
+  def read(self, name, index=...):
     array = self._arrays[name]
+    if not isinstance(array, ts.TensorStore):
+      return array[index]
     try:
-      return array.read().result() if isinstance(array, ts.TensorStore) else np.asarray(array)
+      return array[index].read().result()
     except ValueError as e:
       raise ValueError(f'{self._folder}: parameter {name} cannot be read ({e})') from e
 
 
-def _index(folder):
-  """{name: what the index says of it} of all parameters; small arrays may be in the index itself."""
-  file = os.path.join(folder, INDEX)
+# Files, here or in a bucket.
+
+
+@functools.lru_cache
+def _store(folder):
+  """The KvStore of a folder. Raises ValueError for what TensorStore knows no way to."""
+  url = folder if is_remote(folder) else 'file://' + parse.quote(folder)
   try:
-    with open(file, 'rb') as f:
-      tree = serialization.msgpack_restore(f.read())
-    target = tree.get('optimizer', tree)['target']
-    if not isinstance(target, dict):
+    return ts.KvStore.open(url.rstrip('/') + '/').result()
+  except (ValueError, NotImplementedError) as e:
+    raise ValueError(f'{folder}: cannot be opened ({e})') from e
+
+
+def _read(folder, name):
+  """A file's bytes, or None."""
+  try:
+    found = _store(folder).read(name).result()
+  except ValueError as e:
+    raise ValueError(f'{folder}/{name}: cannot be read ({str(e).splitlines()[0]})') from e
+  return found.value if found.state == 'value' else None
+
+
+def _children(path):
+  """Names in a folder; in a bucket, only those that may be steps."""
+  if not is_remote(path):
+    return os.listdir(path)
+  try:
+    keys = _store(path).list(ts.KvStore.KeyRange('checkpoint_', 'checkpoint`')).result()
+  except ValueError as e:
+    raise ValueError(f'{path}: cannot be listed ({str(e).splitlines()[0]})') from e
+  return {key.decode().split('/')[0] for key in keys}
+
+
+def _is_checkpoint(folder):
+  if is_remote(folder):
+    return any(_read(folder, name) is not None for name in (INDEX, _OCDBT))
+  return any(os.path.isfile(f'{folder}/{name}') for name in (INDEX, _OCDBT))
+
+
+def _open(folder):
+  """(`_Arrays` of the parameters, names of what else the checkpoint holds)."""
+  store = _store(folder)
+  is_ocdbt = _read(folder, _OCDBT) is not None
+  if is_ocdbt:
+    try:
+      store = ts.KvStore.open({'driver': 'ocdbt', 'base': store.url}).result()
+      keys = [key.decode() for key in store.list().result()]
+    except ValueError as e:
+      raise ValueError(f'{folder}/{_OCDBT}: damaged ({e})') from e
+    index = {key.removesuffix('/.zarray'): None for key in keys if key.endswith('/.zarray')}
+  else:
+    index = _index(folder)
+  parameters = {name.removeprefix(_PARAMETERS): leaf for name, leaf in index.items() if name.startswith(_PARAMETERS)}
+  # A scanned array is read layer by layer, but its chunks, which hold several layers, are decoded once.
+  context = ts.Context({'cache_pool': {'total_bytes_limit': 1 << 29}})
+  opened = {name: leaf if isinstance(leaf, np.ndarray) else ts.open(
+      {'driver': 'zarr', 'kvstore': (store / f'{_PARAMETERS}{name}/').spec().to_json()}, open=True, read=True,
+      context=context) for name, leaf in parameters.items()}
+  for name, array in opened.items():
+    try:
+      opened[name] = array if isinstance(array, np.ndarray) else array.result()
+    except ValueError as e:
+      if 'NOT_FOUND' in str(e):
+        raise ValueError(f'{folder}: parameter {name} is missing: the index lists it, but there is no array '
+                         f'{_PARAMETERS}{name}') from e
+      raise ValueError(f'{folder}: parameter {name} cannot be opened ({e})') from e
+  return _Arrays(folder, opened), tuple(sorted(set(index) - {_PARAMETERS + name for name in parameters}))
+
+
+def _index(folder):
+  """{name: what the index says of it} of all arrays; small ones may be in the index itself."""
+  try:
+    tree = serialization.msgpack_restore(_read(folder, INDEX))
+    tree = tree.get('optimizer', tree)
+    if not isinstance(tree['target'], dict):
       raise KeyError('target')
   except Exception as e:  # msgpack raises one of many kinds
-    raise ValueError(f'{file}: not the index of a T5X checkpoint, or a damaged one ({e!r})') from e
+    raise ValueError(f'{folder}/{INDEX}: not the index of a T5X checkpoint, or a damaged one ({e!r})') from e
   # An array is {'driver', 'kvstore', …}; where its kvstore points may be where it was written, not where it is.
-  leaves = traverse_util.flatten_dict(target, is_leaf=lambda _, node: 'driver' in node)
+  leaves = traverse_util.flatten_dict(tree, is_leaf=lambda _, node: 'driver' in node)
   return {'.'.join(path): leaf for path, leaf in leaves.items()}
-
-
-def _open(folder, name):
-  """A parameter's TensorStore. Raises ValueError if it is missing or damaged."""
-  path = os.path.join(folder, f'target.{name}')
-  if not os.path.isdir(path):
-    raise ValueError(f'{folder}: parameter {name} is missing: the index lists it, but there is no folder target.{name}')
-  try:
-    return ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': path}}, open=True, read=True).result()
-  except ValueError as e:
-    raise ValueError(f'{folder}: parameter {name} cannot be opened ({e})') from e
 
 
 def _config(folder, arrays):

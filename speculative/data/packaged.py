@@ -65,7 +65,7 @@ def load_pretrained(dtype=None):
   vocabulary = Vocabulary(file('spiece.model'))
 
   def model(name):
-    return huggingface.load(file(name), dtype, vocabulary)
+    return huggingface.load(file(name), dtype, vocabulary=vocabulary)
 
   return Zoo(model('target'), {name: model(f'draft_{name}') for name in DRAFTS}, vocabulary,
              {task: read_texts(file('texts', f'{task}.tsv')) for task in TASKS},

@@ -19,12 +19,14 @@ class Model:
     vocabulary: `speculative.data.vocabulary.Vocabulary`, or None (then every row of the embedding is a real id).
     dtype: operands' dtype in matrix products; None: the parameters' own.
     name: for tables and messages.
+    ignored: names of what the checkpoint holds besides (copies of the embedding, optimizer state).
   """
   config: t5.T5Config | decoder_only.GPTConfig
   params: Any
   vocabulary: Any = None
   dtype: str | None = None
   name: str = ''
+  ignored: tuple = ()
 
   @property
   def vocab_size(self):

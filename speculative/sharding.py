@@ -1,0 +1,80 @@
+"""How the parameters of a model are split over the devices of a mesh.
+
+A mesh has the axes `data` (rows of a batch) and `model` (heads, hidden units, rows of the embedding). Columns of every
+matrix are ordered so that a split keeps together what belongs together: a head's q, k and v, a unit's two gates.
+"""
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import numpy as np
+
+DATA, MODEL = 'data', 'model'
+# By the parameter's name, or its parent's where that is a dense layer's weight and bias.
+_COLUMNS = 'qkv', 'q', 'kv', 'wi', 'head'
+_ROWS = 'out', 'wo'
+
+
+def make_mesh(model=None, devices=None):
+  """A mesh [data, model].
+
+  Args:
+    model: devices that share one copy of the parameters. None: all.
+    devices: list of `jax.Device`. None: all there are.
+
+  Raises:
+    ValueError: `model` does not divide the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  model = model or len(devices)
+  if len(devices) % model:
+    raise ValueError(f'model = {model} does not divide the {len(devices)} devices')
+  return jax.sharding.Mesh(np.reshape(devices, (-1, model)), (DATA, MODEL))
+
+
+def param_shardings(config, shapes, mesh):
+  """Where each parameter of a model goes.
+
+  Args:
+    config: `T5Config` or `GPTConfig`.
+    shapes: {path: shape} of its parameters.
+    mesh: with an axis `model`; over all others parameters are replicated.
+
+  Returns:
+    {path: NamedSharding}.
+
+  Raises:
+    ValueError: no mesh, none with such an axis, or one that would part a head or a block of hidden units.
+  """
+  if not isinstance(mesh, jax.sharding.Mesh):
+    raise ValueError(f'mesh = {mesh!r}: must be a jax.sharding.Mesh (speculative.sharding.make_mesh)')
+  if MODEL not in mesh.axis_names:
+    raise ValueError(f'the mesh has the axes {", ".join(map(str, mesh.axis_names))}; parameters are split over one '
+                     f'named {MODEL!r} (speculative.sharding.make_mesh)')
+  n = mesh.shape[MODEL]
+  # Gate and linear columns of a gated model alternate in blocks.
+  block = config.gate_block if getattr(config, 'gated', False) else 1
+  for count, name in (config.num_heads, 'attention heads'), (config.d_ff // block, f'blocks of {block} hidden units'):
+    if count % n:
+      raise ValueError(f'a mesh with {n} devices along {MODEL!r} does not divide the {count} {name}')
+  mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # XLA's choice of the rest, whatever the caller's mesh says
+  return {path: NamedSharding(mesh, PartitionSpec(*_axes(path, shape, n))) for path, shape in shapes.items()}
+
+
+def _axes(path, shape, n):
+  """The mesh axis of every axis of a parameter."""
+  names = path.split('/')
+  if names[-1] == 'weight':
+    names = names[:-1]
+  if names[-1] == 'bias' and names[-2] in _COLUMNS:
+    return (MODEL,)
+  if names[-1] in _COLUMNS:
+    axis = 1
+  elif names[-1] in _ROWS or names[-1] == 'embedding':
+    axis = 0
+  else:
+    return ()
+  if names[-1] in ('head', 'embedding') and shape[axis] % n:
+    axis = 1 - axis  # 32,100 rows over 8 devices
+    if shape[axis] % n:
+      return ()
+  return (MODEL,) if axis == 0 else (None, MODEL)
