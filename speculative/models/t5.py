@@ -47,6 +47,14 @@ class T5Config:
     return math.gcd(self.d_ff, 128)
 
 
+# T5 v1.1 (the paper's models).
+SHAPES = {name: dict(vocab_size=32128, d_model=d_model, d_ff=d_ff, num_heads=heads, d_kv=64, num_encoder_layers=layers,
+                     num_decoder_layers=layers)
+          for name, d_model, d_ff, heads, layers in (
+              ('small', 512, 1024, 6, 8), ('base', 768, 2048, 12, 12), ('large', 1024, 2816, 16, 24),
+              ('xl', 2048, 5120, 32, 24), ('xxl', 4096, 10240, 64, 24))}
+
+
 def _normal(std):
   return nn.initializers.normal(std)
 
