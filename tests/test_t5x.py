@@ -1,7 +1,10 @@
 """T5X checkpoints: T5X's own logits; latest steps, scanned layers, bfloat16, damage.
 
-tests/data/t5x: written by T5X's `Checkpointer` (random weights; the arrays of the optimizer state, which the index lists,
-are left out), with the logits of its network.
+tests/data/t5x: written by T5X itself (random weights), with the float32 logits of its network. t5_v1_0, t5_v1_1,
+v1_1_bfloat16 (`save_dtype`) and scanned_v1_1 (`scalable_t5`) by its `Checkpointer`; v1_1_orbax, v1_1_ocdbt and
+scanned_v1_1_ocdbt by the Orbax manager that its `train` makes: the first with `use_ocdbt=False`, T5X's default from February
+to July of 2024, the others with today's default. The arrays of the optimizer state are left out where each is a folder (the
+index still lists them), and so are `_sharding`, `array_metadatas` and `commit_success.txt`.
 """
 import http.server
 import json
@@ -24,6 +27,7 @@ from safetensors.numpy import load_file
 import tensorstore as ts
 
 import speculative
+from speculative.checkpoints import streaming
 from speculative.checkpoints import t5x
 from speculative.models import t5
 
@@ -43,7 +47,7 @@ def check_logits(model, folder):
   np.testing.assert_allclose(logits[:, e['logit_positions']], e['logits'], atol=1e-4 * np.ptp(e['logits']))
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [*NAMES, 'v1_1_bfloat16', 'scanned_v1_1', 'v1_1_orbax', 'v1_1_ocdbt', 'scanned_v1_1_ocdbt'])
 def test_logits_are_those_of_t5x(name):
   check_logits(speculative.load_model(fixture(name), 'float32'), fixture(name))
 
@@ -176,6 +180,15 @@ def test_scalable_t5(scanned, tmp_path):
   umt5 = os.path.join(DATA, 'huggingface', 'umt5')
   arrays = dict(as_t5x(*item) for item in load_file(os.path.join(umt5, 'model.safetensors')).items()
                 if 'embed_tokens' not in item[0])
+  model = speculative.load_model(umt5, 'float32')
+  for name, array in arrays.items():  # in three dimensions
+    if 'attention.' in name:
+      heads = model.config.num_heads, model.config.d_kv
+      arrays[name] = array.reshape(*heads, -1) if name.endswith('out.kernel') else array.reshape(-1, *heads)
+  theirs = traverse_util.flatten_dict(t5x.to_params(model), sep='.')
+  assert theirs.keys() == arrays.keys()
+  for name, array in theirs.items():
+    np.testing.assert_array_equal(array, arrays[name], err_msg=name)
   if scanned:  # along axis 1, `param_scan_axis`
     unrolled = [name for name in arrays if '.layers_' in name]
     for name in [name for name in unrolled if '.layers_0.' in name]:
@@ -183,9 +196,9 @@ def test_scalable_t5(scanned, tmp_path):
       arrays[f'{stack}.{stack}.{rest}'] = np.stack([arrays[f'{stack}.layers_{i}.{rest}'] for i in range(2)], axis=1)
     arrays = {name: array for name, array in arrays.items() if name not in unrolled}
   write(tmp_path, arrays)
-  model = speculative.load_model(tmp_path, 'float32')
-  assert model.config.layer_bias
-  check_logits(model, umt5)
+  loaded = speculative.load_model(tmp_path, 'float32')
+  same(loaded, model)
+  check_logits(loaded, umt5)
 
 
 def test_bfloat16(model, tmp_path):
@@ -214,6 +227,22 @@ def test_parameters_of_t5x_and_back(name):
   del theirs['decoder']['layers_1']['mlp']['wo']
   with pytest.raises(ValueError, match='T5X parameters: parameter decoder.layers_1.mlp.wo.kernel is missing'):
     t5x.from_params(theirs)
+
+
+@pytest.mark.parametrize('name', ['t5_v1_1', 'scanned_v1_1'])
+def test_traced_parameters(name):
+  """`from_params` may be inside of a jit."""
+  tree = traverse_util.unflatten_dict(stored(name), sep='.')
+  params = jax.jit(lambda tree: t5x.from_params(tree).params)(tree)
+  jax.tree.map(np.testing.assert_array_equal, params, speculative.load_model(fixture(name), 'float32').params)
+
+
+@pytest.mark.parametrize('name', ['t5_v1_1', 'scanned_v1_1', 'scanned_v1_1_ocdbt'])
+def test_read_in_parts(name, monkeypatch):
+  """Few rows at a time, which may begin within a head."""
+  whole = speculative.load_model(fixture(name), 'float32')
+  monkeypatch.setattr(streaming, '_CHUNK', 300)
+  same(speculative.load_model(fixture(name), 'float32'), whole)
 
 
 @pytest.mark.parametrize('change,message', [
@@ -246,6 +275,22 @@ def test_missing_and_broken_files(folder):
   (step / 'checkpoint').write_bytes(b'\x93nothing')
   with pytest.raises(ValueError, match='not the index of a T5X checkpoint'):
     speculative.load_model(folder)
+
+
+@pytest.mark.parametrize('name', ['v1_1_orbax', 'v1_1_ocdbt'])
+def test_damaged_orbax(name, tmp_path):
+  state = shutil.copytree(fixture(name), tmp_path / name) / 'checkpoint_1000' / 'state'
+  if name == 'v1_1_ocdbt':
+    (state / 'manifest.ocdbt').write_bytes(b'nothing')
+    with pytest.raises(ValueError, match='checkpoint_1000/state: parameter .* cannot be opened'):
+      speculative.load_model(tmp_path / name)
+  else:
+    shutil.rmtree(state / 'target.decoder.layers_0.mlp.wo.kernel')
+    with pytest.raises(ValueError, match='parameter decoder.layers_0.mlp.wo.kernel is missing'):
+      speculative.load_model(tmp_path / name)
+  (state / '_METADATA').write_text('{}')
+  with pytest.raises(ValueError, match='state/_METADATA: not the index of a T5X checkpoint'):
+    speculative.load_model(tmp_path / name)
 
 
 class _Bucket(http.server.BaseHTTPRequestHandler):
@@ -289,7 +334,9 @@ def test_a_bucket(tmp_path, model):
   """gs://: the latest complete step, by TensorStore, from a server that answers as the real one does."""
   root = tmp_path / 'bucket'
   shutil.copytree(fixture('t5_v1_1'), root / 'runs' / 'a')
-  shutil.copytree(root / 'runs' / 'a' / 'checkpoint_1000', root / 'runs' / 'a' / 'checkpoint_2000' / 'state')
+  shutil.copytree(os.path.join(fixture('v1_1_ocdbt'), 'checkpoint_1000'), root / 'runs' / 'a' / 'checkpoint_2000')  # not finished
+  shutil.copytree(os.path.join(fixture('v1_1_ocdbt'), 'checkpoint_1000'), root / 'runs' / 'c' / 'checkpoint_2000')
+  (root / 'runs' / 'c' / 'checkpoint_2000' / 'commit_success.txt').write_text('done')
   server = http.server.ThreadingHTTPServer(('localhost', 0), _Bucket)
   server.folder = root
   threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -300,6 +347,9 @@ for url in ('gs://bucket/runs/a', 'gs://bucket/runs/a/', 'gs://bucket/runs/a/che
   found = speculative.load_model(url, 'float32')
   jax.tree.map(np.testing.assert_array_equal, found.params, model.params)
   print(found.name)
+model = speculative.load_model(sys.argv[2], 'float32')
+found = speculative.load_model('gs://bucket/runs/c', 'float32')
+jax.tree.map(np.testing.assert_array_equal, found.params, model.params)
 for url in ('gs://bucket/runs/b', 'nowhere://x'):
   try:
     speculative.load_model(url)
@@ -308,7 +358,7 @@ for url in ('gs://bucket/runs/b', 'nowhere://x'):
 """
   environment = os.environ | {'TENSORSTORE_GCS_HTTP_URL': f'http://localhost:{server.server_port}', 'JAX_PLATFORMS': 'cpu',
                               'GCE_METADATA_ROOT': f'localhost:{server.server_port}'}
-  result = subprocess.run([sys.executable, '-c', code, fixture('t5_v1_1')], env=environment, text=True, check=False,
+  result = subprocess.run([sys.executable, '-c', code, fixture('t5_v1_1'), fixture('v1_1_ocdbt')], env=environment, text=True, check=False,
                           capture_output=True)
   server.shutdown()
   assert result.returncode == 0, result.stderr

@@ -165,15 +165,18 @@ def shapes_by_name(config):
           for leaf, group, block in layout(config) for name in group}
 
 
-def fill(config, read, dtype, mesh=None):
+def fill(config, read, dtype, mesh=None, order=None):
   """The parameter tree, read a few MB at a time.
 
   Args:
     config: `T5Config`.
     read: read(Hugging Face name, index) → NumPy array, the part of Hugging Face's array at `index`, a tuple of slices.
     dtype, mesh: as for `streaming.place`.
+    order: sort key of paths in the tree, for the order in which they are read; None: layer by layer.
   """
   entries = {leaf: (names, block) for leaf, names, block in layout(config)}
+  if order:
+    entries = {leaf: entries[leaf] for leaf in sorted(entries, key=order)}
 
   def part(leaf, index):
     names, block = entries[leaf]

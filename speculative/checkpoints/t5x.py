@@ -2,9 +2,12 @@
 
 Their matrices are [in, out]; those of Hugging Face are [out, in]. Each name of `huggingface.layout` has one here
 (`_their_name`), so that nothing else is mapped. Layers may be unrolled (`layers_0`, …) or scanned, as in `scalable_t5`:
-then one array holds all layers, along its second axis. Optimizer state is not read.
+then one array holds all layers, along its second axis. `scalable_t5` has kernels of attention in three dimensions.
+Indices are T5X's own (msgpack) or Orbax's (JSON); arrays are folders, or in one OCDBT store. Optimizer state is not read.
 """
 import functools
+import json
+import math
 import os
 import re
 from urllib import parse
@@ -20,7 +23,7 @@ from speculative.models import t5
 from speculative.models.model import Model
 
 INDEX, STATE = 'checkpoint', 'state'
-_OCDBT, _DONE, _PARAMETERS = 'manifest.ocdbt', 'commit_success.txt', 'target.'
+_METADATA, _OCDBT, _DONE, _PARAMETERS = '_METADATA', 'manifest.ocdbt', 'commit_success.txt', 'target.'
 _STEP = re.compile(r'checkpoint_(\d+)')  # an unfinished folder has more behind the number
 _BIAS = 'relpos_bias.rel_embedding'
 _PARTS = {'SelfAttention': 'self_attention', 'EncDecAttention': 'encoder_decoder_attention', 'DenseReluDense': 'mlp'}
@@ -65,8 +68,8 @@ def load(path, dtype=None, mesh=None, vocabulary=None):
   dtype = huggingface.resolve_dtype(dtype)
   folder = find(path)
   if folder is None:
-    raise FileNotFoundError(f'{path}: no T5X checkpoint: neither {INDEX} nor {STATE}/{INDEX} nor {STATE}/{_OCDBT}, nor '
-                            'folders checkpoint_N')
+    raise FileNotFoundError(f'{path}: no T5X checkpoint: neither {INDEX} nor {STATE}/{INDEX} nor {STATE}/{_METADATA}, '
+                            'nor folders checkpoint_N')
   arrays, ignored = _open(folder)
   config, names = _match(folder, arrays)
   if vocabulary or not is_remote(folder):
@@ -76,7 +79,8 @@ def load(path, dtype=None, mesh=None, vocabulary=None):
     array = arrays.read(names[name], index[::-1] if _transposed(name) else index)
     return array.T if _transposed(name) else array
 
-  params = huggingface.fill(config, read, dtype, mesh)
+  # Scanned arrays are read a layer at a time: one kind of parameter behind the other, so that each is decoded once.
+  params = huggingface.fill(config, read, dtype, mesh, order=lambda path: re.sub(r'/layer_\d+', '', path))
   return Model(config, params, vocabulary, name=os.path.basename(path.rstrip('/')), ignored=ignored)
 
 
@@ -97,13 +101,20 @@ def from_params(params, dtype='float32', vocabulary=None):
 
 
 def to_params(model):
-  """The parameters of a `Model` of the T5 family as T5X's network takes them, unrolled: tree of NumPy arrays."""
-  tree = {}
+  """The parameters of a `Model` of the T5 family as T5X's network takes them, unrolled: tree of NumPy arrays.
+
+  That network is `t5`, but for umT5, with a bias in every layer, `scalable_t5`.
+  """
+  config, tree = model.config, {}
   for name, array in huggingface.named(model):
     stack, *rest = _their_name(name).split('.')
-    if rest[1:] == _BIAS.split('.') and not model.config.layer_bias:
+    if rest[1:] == _BIAS.split('.') and not config.layer_bias:
       rest = rest[1:]
-    tree[(stack, *rest)] = array.T if _transposed(name) else array
+    array = array.T if _transposed(name) else array
+    if config.layer_bias and 'Attention.' in name and rest[-1] == 'kernel':
+      heads = config.num_heads, config.d_kv
+      array = array.reshape(*heads, -1) if rest[-2] == 'out' else array.reshape(-1, *heads)
+    tree[(stack, *rest)] = array
   return traverse_util.unflatten_dict(tree)
 
 
@@ -147,7 +158,7 @@ def _transposed(name):
 
 
 class _Arrays:
-  """{name of unrolled layers: array} of {T5X name: array or TensorStore}, read when asked for.
+  """{name of unrolled layers: array} of {T5X name: array or TensorStore}, matrices in two dimensions, read when asked for.
 
   A bias that all layers of a stack share is known as the first layer's.
   """
@@ -158,7 +169,7 @@ class _Arrays:
       if array.dtype.name not in ('float32', 'bfloat16', 'float16'):
         raise ValueError(f'{folder}: parameter {name} is {array.dtype.name}; only floating point is supported')
       stack, *rest = name.split('.')
-      if rest[0] == stack and len(rest) > 1:  # scanned
+      if _is_scanned(name):
         for i in range(array.shape[1]):
           self._arrays['.'.join([stack, f'layers_{i}', *rest[1:]])] = array[:, i]
       elif '.'.join(rest) == _BIAS:
@@ -176,16 +187,45 @@ class _Arrays:
     """Raises ValueError naming the parameter if it is missing."""
     if name not in self._arrays:
       raise ValueError(f'{self._folder}: parameter {name} is missing')
-    return tuple(self._arrays[name].shape)
+    shape = tuple(self._arrays[name].shape)
+    if len(shape) == 3:  # `scalable_t5` keeps heads and head size apart
+      a, b, c = shape
+      return (a * b, c) if self._heads_first(name) else (a, b * c)
+    return shape
 
-  def read(self, name, index=...):
+  def read(self, name, index=None):
+    """The array, or its part at `index`, a tuple of slices with start and stop."""
     array = self._arrays[name]
-    if not isinstance(array, ts.TensorStore):
-      return array[index]
-    try:
-      return array[index].read().result()
-    except ValueError as e:
-      raise ValueError(f'{self._folder}: parameter {name} cannot be read ({e})') from e
+    shape = self.shape(name)
+    index = index or tuple(slice(0, size) for size in shape)
+    if len(array.shape) == 3:
+      # Whole heads are read, and what is too much is cut off.
+      axis = 0 if self._heads_first(name) else 1
+      size, part = array.shape[axis + 1], index[axis]
+      heads = slice(part.start // size, -(-part.stop // size))
+      array = array[(heads, slice(None), index[1])] if axis == 0 else array[index[0], heads]
+      cut = slice(part.start - heads.start * size, part.stop - heads.start * size)
+      rows = (heads.stop - heads.start) * size
+      shape = (rows, array.shape[2]) if axis == 0 else (array.shape[0], rows)
+      index = (cut, slice(None)) if axis == 0 else (slice(None), cut)
+    elif isinstance(array, ts.TensorStore):
+      array, shape, index = array[index], None, ...
+    if isinstance(array, ts.TensorStore):
+      try:
+        array = array.read().result()
+      except ValueError as e:
+        raise ValueError(f'{self._folder}: parameter {name} cannot be read ({e})') from e
+    return array.reshape(shape or array.shape)[index]
+
+  @staticmethod
+  def _heads_first(name):
+    """[heads, d_kv, d_model], or [d_model, heads, d_kv]?"""
+    return name.endswith('.out.kernel')
+
+
+def _is_scanned(name):
+  stack, *rest = name.split('.')
+  return rest[0] == stack and len(rest) > 1
 
 
 # Files, here or in a bucket.
@@ -222,50 +262,59 @@ def _children(path):
 
 
 def _is_checkpoint(folder):
-  if is_remote(folder):
-    return any(_read(folder, name) is not None for name in (INDEX, _OCDBT))
-  return any(os.path.isfile(f'{folder}/{name}') for name in (INDEX, _OCDBT))
+  for name in (INDEX, _METADATA) if os.path.basename(folder) == STATE else (INDEX,):
+    if os.path.isfile(f'{folder}/{name}') if not is_remote(folder) else _read(folder, name):
+      return True
+  return False
 
 
 def _open(folder):
   """(`_Arrays` of the parameters, names of what else the checkpoint holds)."""
   store = _store(folder)
-  is_ocdbt = _read(folder, _OCDBT) is not None
-  if is_ocdbt:
-    try:
-      store = ts.KvStore.open({'driver': 'ocdbt', 'base': store.url}).result()
-      keys = [key.decode() for key in store.list().result()]
-    except ValueError as e:
-      raise ValueError(f'{folder}/{_OCDBT}: damaged ({e})') from e
-    index = {key.removesuffix('/.zarray'): None for key in keys if key.endswith('/.zarray')}
-  else:
-    index = _index(folder)
+  if _read(folder, _OCDBT):  # all arrays in one key-value store
+    store = ts.KvStore.open({'driver': 'ocdbt', 'base': store.url}).result()
+  index = _index(folder)
   parameters = {name.removeprefix(_PARAMETERS): leaf for name, leaf in index.items() if name.startswith(_PARAMETERS)}
-  # A scanned array is read layer by layer, but its chunks, which hold several layers, are decoded once.
-  context = ts.Context({'cache_pool': {'total_bytes_limit': 1 << 29}})
-  opened = {name: leaf if isinstance(leaf, np.ndarray) else ts.open(
-      {'driver': 'zarr', 'kvstore': (store / f'{_PARAMETERS}{name}/').spec().to_json()}, open=True, read=True,
-      context=context) for name, leaf in parameters.items()}
+  arrays = {name: leaf for name, leaf in parameters.items() if isinstance(leaf, np.ndarray)}
+  names = parameters.keys() - arrays.keys()
+  arrays |= _open_arrays(folder, store, names, 1 << 30)
+  scanned = [name for name in names if _is_scanned(name)]
+  if scanned:  # queries, keys and values of all layers are needed together: of v1.1's, 1.2 of the largest array
+    largest = max(math.prod(arrays[name].shape) * arrays[name].dtype.numpy_dtype.itemsize for name in scanned)
+    arrays |= _open_arrays(folder, store, scanned, int(1.2 * largest))
+  return _Arrays(folder, arrays), tuple(sorted(set(index) - {_PARAMETERS + name for name in parameters}))
+
+
+def _open_arrays(folder, store, names, cache):
+  """{name: TensorStore}, with a common cache of so many bytes, so that a chunk which is read in parts is decoded once."""
+  context = ts.Context({'cache_pool': {'total_bytes_limit': cache}})
+  opened = {name: ts.open({'driver': 'zarr', 'kvstore': (store / f'{_PARAMETERS}{name}/').spec().to_json()}, open=True,
+                          read=True, context=context) for name in names}
   for name, array in opened.items():
     try:
-      opened[name] = array if isinstance(array, np.ndarray) else array.result()
+      opened[name] = array.result()
     except ValueError as e:
       if 'NOT_FOUND' in str(e):
         raise ValueError(f'{folder}: parameter {name} is missing: the index lists it, but there is no array '
                          f'{_PARAMETERS}{name}') from e
       raise ValueError(f'{folder}: parameter {name} cannot be opened ({e})') from e
-  return _Arrays(folder, opened), tuple(sorted(set(index) - {_PARAMETERS + name for name in parameters}))
+  return opened
 
 
 def _index(folder):
   """{name: what the index says of it} of all arrays; small ones may be in the index itself."""
+  content = _read(folder, INDEX)
   try:
-    tree = serialization.msgpack_restore(_read(folder, INDEX))
+    if content is None:  # Orbax's
+      entries = json.loads(_read(folder, _METADATA))['tree_metadata'].values()
+      return {'.'.join(key['key'] for key in entry['key_metadata']): None for entry in entries}
+    tree = serialization.msgpack_restore(content)
     tree = tree.get('optimizer', tree)
     if not isinstance(tree['target'], dict):
       raise KeyError('target')
   except Exception as e:  # msgpack raises one of many kinds
-    raise ValueError(f'{folder}/{INDEX}: not the index of a T5X checkpoint, or a damaged one ({e!r})') from e
+    raise ValueError(f'{folder}/{_METADATA if content is None else INDEX}: not the index of a T5X checkpoint, or a damaged '
+                     f'one ({e!r})') from e
   # An array is {'driver', 'kvstore', …}; where its kvstore points may be where it was written, not where it is.
   leaves = traverse_util.flatten_dict(tree, is_leaf=lambda _, node: 'driver' in node)
   return {'.'.join(path): leaf for path, leaf in leaves.items()}
@@ -280,7 +329,7 @@ def _config(folder, arrays):
   rows, d_model = arrays.shape('token_embedder.embedding')
   bias = f'encoder.layers_0.{_BIAS}'
   num_heads, num_buckets = arrays.shape(bias)
-  inner = arrays.shape('encoder.layers_0.attention.query.kernel')[-1]
+  inner = arrays.shape('encoder.layers_0.attention.query.kernel')[1]
   gated = 'encoder.layers_0.mlp.wi_0.kernel' in arrays
   if inner % num_heads:
     raise ValueError(f'{folder}: {inner} columns of attention are no multiple of {num_heads} heads ({bias})')
