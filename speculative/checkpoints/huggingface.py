@@ -166,7 +166,7 @@ def shapes_by_name(config):
 
 
 def fill(config, read, dtype, mesh=None, order=None):
-  """The parameter tree, read a few MB at a time.
+  """The parameter tree, read about a MB at a time.
 
   Args:
     config: `T5Config`.
@@ -288,7 +288,7 @@ def _rename_embedding(path, files):
 
 
 def equal(files, a, b):
-  """Are two parameters of `open_weights` the same? Read a few MB at a time."""
+  """Are two parameters of `open_weights` the same? Read about a MB at a time."""
   a, b = files[a].get_slice(a), files[b].get_slice(b)
   shape = a.get_shape()
   if shape != b.get_shape():

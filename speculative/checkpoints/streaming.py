@@ -11,7 +11,7 @@ from rich import progress
 
 from speculative import sharding
 
-_CHUNK = 1 << 24  # bytes read at a time
+_CHUNK = 1 << 20  # bytes read at a time; what is transposed should fit into caches
 _SHOW = 1 << 30  # bytes from which on the progress is shown
 
 
@@ -56,7 +56,7 @@ def place(config, shapes, read, dtype, mesh=None):
 
 
 def rows_at_a_time(read, index, itemsize, multiple=1):
-  """Yields (first row, rows of the array) of the part at `index`, a few MB each.
+  """Yields (first row, rows of the array) of the part at `index`, about a MB each.
 
   Args:
     read: read(index) → NumPy array.
