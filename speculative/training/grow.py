@@ -1,6 +1,8 @@
 """Function-preserving growth of a T5 v1.1 model into a larger shape (after Net2Net, Chen et al. 2016)."""
 import dataclasses
+import functools
 import math
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 from speculative.models import t5
 
 
-def grow(params, config, larger, key=None):
+def grow(params, config, larger, key=None, dtype='float32'):
   """Embeds a model in a larger shape without changing what it computes.
 
   Old weights sit in the leading rows and columns. Everything new that could reach the output is multiplied by a new
@@ -21,9 +23,10 @@ def grow(params, config, larger, key=None):
     config: `t5.T5Config` of the given model, untied.
     larger: `t5.T5Config`, no smaller in any dimension, alike in everything else.
     key: PRNG key for what is new, or None for zeros.
+    dtype: of the result. Layers are made one at a time, so that little more than the result is held.
 
   Returns:
-    Parameters of `larger`, float32.
+    Parameters of `larger`.
 
   Raises:
     ValueError: if `larger` is smaller somewhere, or differs in kind.
@@ -38,11 +41,24 @@ def grow(params, config, larger, key=None):
   if config.tied:
     raise ValueError('cannot grow a model whose head is tied: the head would need another scale than the embedding')
 
+  if config.layer_bias:
+    raise ValueError('cannot grow a model with a relative bias in every layer (umT5)')
+
   ratio = math.sqrt(larger.d_model / config.d_model)
-  # The new part of each leaf: random as at initialisation, except where it must guard the rest.
-  fresh = t5.init_params(larger, key if key is not None else jax.random.key(0))
-  if key is None:
-    fresh = jax.tree.map(jnp.zeros_like, fresh)
+  one_layer = dataclasses.replace(larger, vocab_size=1, num_encoder_layers=1, num_decoder_layers=1)
+
+  def fresh_layers(i):
+    """What is new in layer i of both stacks: random as at initialisation, except where it must guard the rest."""
+    if key is not None:
+      return t5.init_params(one_layer, jax.random.fold_in(key, i))
+    shapes = jax.eval_shape(lambda: t5.init_params(one_layer, jax.random.key(0)))
+    return jax.tree.map(lambda a: jnp.zeros(a.shape), shapes)
+
+  def fresh(name, shape, std):
+    """The same for a matrix outside of the layers."""
+    if key is None:
+      return jnp.zeros(shape)
+    return std * jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), shape)
 
   def put(old, new, zero=()):
     """`old` in the leading corner of `new`; along the axes in `zero`, all that is new is zero."""
@@ -107,13 +123,22 @@ def grow(params, config, larger, key=None):
       new['cross'] = dict(new['cross'], out=jnp.zeros_like(new['cross']['out']))
     return new
 
-  def stack(old, new):
-    return {name: (put(old[name], value, zero=(1,)) if name == 'relative_bias'
-                   else norm(old[name], value) if name == 'final_norm'
-                   else layer(old[name], value) if name in old else silent(value))
-            for name, value in new.items()}
-
-  params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
-  embedding = put(params['embedding'] * ratio, fresh['embedding'], zero=(1,))
-  return {'embedding': embedding, 'encoder': stack(params['encoder'], fresh['encoder']),
-          'decoder': stack(params['decoder'], fresh['decoder']), 'head': put(params['head'], fresh['head'])}
+  old = jax.tree.map(jnp.asarray, params)
+  float32 = functools.partial(jax.tree.map, lambda a: a.astype(jnp.float32))
+  kept = functools.partial(jax.tree.map, lambda a: a.astype(dtype))
+  grown = {'embedding': kept(put(float32(old['embedding']) * ratio,
+                                 fresh('embedding', (larger.vocab_size, larger.d_model), 1.), zero=(1,))),
+           'head': kept(put(float32(old['head']), fresh('head', (larger.d_model, larger.vocab_size), larger.d_model ** -.5))),
+           'encoder': {}, 'decoder': {}}
+  depths = {'encoder': larger.num_encoder_layers, 'decoder': larger.num_decoder_layers}
+  for i in range(max(depths.values())):
+    new = fresh_layers(i)
+    for stack, depth in depths.items():
+      theirs, ours, name = old[stack], grown[stack], f'layer_{i}'
+      if i == 0:
+        ours['relative_bias'] = kept(put(float32(theirs['relative_bias']), new[stack]['relative_bias'], zero=(1,)))
+        ours['final_norm'] = kept(norm(float32(theirs['final_norm']), new[stack]['final_norm']))
+      if i < depth:
+        ours[name] = kept(layer(float32(theirs[name]), new[stack]['layer_0']) if name in theirs
+                          else silent(new[stack]['layer_0']))
+  return grown
