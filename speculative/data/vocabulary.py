@@ -13,7 +13,7 @@ SPIECE, TOKENIZER, TOKENIZER_CONFIG = 'spiece.model', 'tokenizer.json', 'tokeniz
 _SENTINEL = re.compile(r'▁?(<extra_id_\d+>)')
 
 
-class _Pieces:
+class Pieces:
   """What the vocabularies share; each has `pieces`, all of them by id, and `extra_ids`, the sentinels that it adds."""
   extra_ids = 0
 
@@ -29,7 +29,7 @@ class _Pieces:
     return [i for i in map(int, ids) if 0 <= i < self.vocab_size and i not in (self.pad_id, self.eos_id)]
 
 
-class Vocabulary(_Pieces):
+class Vocabulary(Pieces):
   """A SentencePiece model as T5 uses it: text to ids and back.
 
   Attributes:
@@ -96,7 +96,7 @@ class Vocabulary(_Pieces):
         'unk_token': self.pieces[self.unk_id]})
 
 
-class ByteVocabulary(_Pieces):
+class ByteVocabulary(Pieces):
   """ByT5's: byte b is id b + 3; padding, EOS and unknown come before, sentinels behind, <extra_id_0> first.
 
   Attributes:
@@ -134,7 +134,7 @@ class ByteVocabulary(_Pieces):
         'unk_token': '<unk>'})
 
 
-class TokenizerVocabulary(_Pieces):
+class TokenizerVocabulary(Pieces):
   """A `tokenizer.json`, through the `tokenizers` package.
 
   Attributes:
