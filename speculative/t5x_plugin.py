@@ -39,10 +39,10 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
   The parameters are T5X's: the tree of `t5x.examples.t5` or `scalable_t5`, scanned or not. They are laid out anew, in the
   dtype of the module's configuration, at the beginning of every batch, inside of the program that T5X compiles.
 
-  The draft's parameters are constants of that program. By default JAX writes them into it as literals: with a draft of
-  60 M parameters compiling takes seconds and some gigabytes more. In a process started with
-  JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 they are hidden arguments instead, and the program stays small. On a mesh they are
-  replicated; they must not be committed to one device.
+  The draft's parameters are constants of that program. By default JAX writes them into it as literals (60 M float32
+  numbers: 4 s of compiling and 0.7 GB of memory, on a CPU). In a process started with the environment variable
+  JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 they are hidden arguments instead, and the program is small (JAX 0.10.2). On a mesh
+  they are replicated; they must not be committed to one device.
 
   Attributes:
     drafter: see `speculative.drafters.base`.

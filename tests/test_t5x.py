@@ -7,6 +7,7 @@ to July of 2024, the others with today's default. The arrays of the optimizer st
 index still lists them), and so are `_sharding`, `array_metadatas` and `commit_success.txt`.
 """
 import http.server
+import importlib
 import json
 import os
 import re
@@ -365,3 +366,10 @@ for url in ('gs://bucket/runs/b', 'nowhere://x'):
   names, errors = result.stdout.splitlines()[:3], result.stdout.splitlines()[3:]
   assert names == ['a', 'a', 'checkpoint_1000']
   assert errors[0].startswith('gs://bucket/runs/b: no T5X checkpoint') and 'nowhere://x: cannot be opened' in errors[1]
+
+
+def test_the_plugin_without_t5x(monkeypatch):
+  monkeypatch.setitem(sys.modules, 't5x', None)
+  monkeypatch.delitem(sys.modules, 'speculative.t5x_plugin', raising=False)
+  with pytest.raises(ImportError, match='needs T5X .*clone github.com/google-research/t5x'):
+    importlib.import_module('speculative.t5x_plugin')
