@@ -27,8 +27,8 @@ from speculative.models.model import Model
 try:
   from t5x import models
 except ImportError as e:
-  raise ImportError(f'speculative.t5x_plugin needs T5X ({e}). It is not on PyPI: clone github.com/google-research/t5x and '
-                    'follow its README (pip install -e .)') from e
+  raise ImportError(f'speculative.t5x_plugin needs T5X ({e}). It is not on PyPI: clone github.com/google-research/t5x '
+                    'and follow its README (pip install -e .)') from e
 
 _ACTIVATIONS = ('relu',), ('gelu', 'linear')  # of T5 1.0 and v1.1
 
@@ -36,13 +36,13 @@ _ACTIVATIONS = ('relu',), ('gelu', 'linear')  # of T5 1.0 and v1.1
 class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
   """T5X's `EncoderDecoderModel`, whose predictions are decoded speculatively; training and scoring are T5X's own.
 
-  The parameters are T5X's: the tree of `t5x.examples.t5` or `scalable_t5`, scanned or not. They are laid out anew, in the
-  dtype of the module's configuration, at the beginning of every batch, inside of the program that T5X compiles.
+  The parameters are T5X's: the tree of `t5x.examples.t5` or `scalable_t5`, scanned or not. They are laid out anew, in
+  the dtype of the module's configuration, at the beginning of every batch, inside of the program that T5X compiles.
 
   The draft's parameters are constants of that program. By default JAX writes them into it as literals (60 M float32
   numbers: 4 s of compiling and 0.7 GB of memory, on a CPU). In a process started with the environment variable
-  JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 they are hidden arguments instead, and the program is small (JAX 0.10.2). On a mesh
-  they are replicated; they must not be committed to one device.
+  JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 they are hidden arguments instead, and the program is small (JAX 0.10.2). On a
+  mesh they are replicated; they must not be committed to one device.
 
   Attributes:
     drafter: see `speculative.drafters.base`.
@@ -64,7 +64,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     """
     decode_config_lib.check_config(decode_config)
     if 'decode_fn' in kwargs:
-      raise ValueError('decode_fn is not used by speculative decoding: set temperature, top_k and top_p in decode_config')
+      raise ValueError('decode_fn is not used by speculative decoding: set temperature, top_k, top_p in decode_config')
     _check_module(module)
     super().__init__(module, input_vocabulary, output_vocabulary, optimizer_def, **kwargs)
     self.decode_config = decode_config
@@ -93,9 +93,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
       prompt_with_targets: not supported.
 
     Returns:
-      (int32[B, L] or [B, D, L], padded with 0; {'scores': float32[B] or [B, D]}). A score is the sum of the log-probs of
-      the tokens, EOS counted, in the distribution sampled from (at temperature 0: the unadjusted log-softmax); −inf where
-      logits were not finite. Decodes are sorted, the most probable last.
+      (int32[B, L] or [B, D, L], padded with 0; {'scores': float32[B] or [B, D]}). A score is the sum of the log-probs
+      of the tokens, EOS counted, in the distribution sampled from (at temperature 0: the unadjusted log-softmax); −inf
+      where logits were not finite. Decodes are sorted, the most probable last.
 
     Raises:
       ValueError: what is not supported; parameters that are no T5's; a setting that does not fit L.
@@ -109,8 +109,8 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     eos_id = options.pop('eos_id', self._vocabulary.eos_id)
     options.pop('decode_rng', None)
     if options:
-      raise ValueError(f'decoder_params {sorted(options)} are not supported, only decode_rng and eos_id: set temperature, '
-                       'top_k and top_p in decode_config')
+      raise ValueError(f'decoder_params {sorted(options)} are not supported, only decode_rng and eos_id: set '
+                       'temperature, top_k and top_p in decode_config')
     default = self._default_decoder_params
     num_decodes = default.num_decodes if num_decodes is None else num_decodes
     return_all_decodes = default.return_all_decodes if return_all_decodes is None else return_all_decodes
@@ -152,7 +152,8 @@ def _check_module(module):
       raise ValueError(f'{type(module).__name__} has no config.{name}: only the networks of t5x.examples.t5 and '
                        'scalable_t5 are supported')
   if tuple(config.mlp_activations) not in _ACTIVATIONS:
-    raise ValueError(f'mlp_activations = {config.mlp_activations}: only {" and ".join(map(str, _ACTIVATIONS))} are supported')
+    raise ValueError(f'mlp_activations = {config.mlp_activations}: only {" and ".join(map(str, _ACTIVATIONS))} are '
+                     'supported')
   if getattr(config, 'scan_layers', False) and config.param_scan_axis != 1:
     raise ValueError(f'param_scan_axis = {config.param_scan_axis}: only 1 is supported')
 

@@ -2,9 +2,9 @@
 
 tests/data/t5x: written by T5X itself (random weights), with the float32 logits of its network. t5_v1_0, t5_v1_1,
 v1_1_bfloat16 (`save_dtype`) and scanned_v1_1 (`scalable_t5`) by its `Checkpointer`; v1_1_orbax, v1_1_ocdbt and
-scanned_v1_1_ocdbt by the Orbax manager that its `train` makes: the first with `use_ocdbt=False`, T5X's default from February
-to July of 2024, the others with today's default. The arrays of the optimizer state are left out where each is a folder (the
-index still lists them), and so are `_sharding`, `array_metadatas` and `commit_success.txt`.
+scanned_v1_1_ocdbt by the Orbax manager that its `train` makes: the first with `use_ocdbt=False`, T5X's default from
+February to July of 2024, the others with today's default. The arrays of the optimizer state are left out where each is a
+folder (the index still lists them), and so are `_sharding`, `array_metadatas` and `commit_success.txt`.
 """
 import http.server
 import importlib

@@ -1,8 +1,9 @@
 """The model for T5X: its tokens are those of T5X's own decoding.
 
-Skipped where T5X is not installed. T5X is not on PyPI: clone google-research/t5x and follow its README, or put the folders
-of t5x, google-research/jestimator and google/airio on PYTHONPATH, with seqio, clu, orbax-checkpoint and tensorflow
-installed. Then: JAX_PLATFORMS=cpu python -m pytest tests/test_t5x_plugin.py (and -m slow for `t5x.eval` and four devices).
+Skipped where T5X is not installed. T5X is not on PyPI: clone google-research/t5x and follow its README, or put the
+folders of t5x, google-research/jestimator and google/airio on PYTHONPATH, with seqio, clu, orbax-checkpoint and tensorflow
+installed. Then: JAX_PLATFORMS=cpu python -m pytest tests/test_t5x_plugin.py (two minutes; with -m slow `t5x.eval` and two
+devices, two minutes more).
 """
 import dataclasses
 import functools
@@ -156,7 +157,8 @@ def test_num_decodes(tree, make):
   best, best_aux = predict(model, tree, same, return_all_decodes=False)
   np.testing.assert_array_equal(best, tokens[:, -1])
   np.testing.assert_array_equal(best_aux['scores'], aux['scores'][:, -1])
-  assert jax.eval_shape(functools.partial(model.predict_batch_with_aux, num_decodes=1), tree, same)[0].shape == (3, 1, LENGTH)
+  one = jax.eval_shape(functools.partial(model.predict_batch_with_aux, num_decodes=1), tree, same)[0]
+  assert one.shape == (3, 1, LENGTH)
 
 
 def test_end_of_sequence(tree, make, greedy):
@@ -184,10 +186,9 @@ def test_arguments_of_a_prediction(tree, make):
     with pytest.raises(ValueError, match=message):
       model.predict_batch_with_aux(tree, BATCH, **arguments)
   with pytest.raises(ValueError, match='decoder.layers_1.mlp.wo.kernel is missing'):
-    damaged = traverse_util.unflatten_dict({
-        path: a for path, a in traverse_util.flatten_dict(tree).items() if path[1:] != ('layers_1', 'mlp', 'wo', 'kernel')
-        or path[0] != 'decoder'})
-    model.predict_batch_with_aux(damaged, BATCH)
+    damaged = traverse_util.flatten_dict(tree)
+    del damaged['decoder', 'layers_1', 'mlp', 'wo', 'kernel']
+    model.predict_batch_with_aux(traverse_util.unflatten_dict(damaged), BATCH)
 
 
 @pytest.mark.parametrize('net,changes,message', [
@@ -195,8 +196,9 @@ def test_arguments_of_a_prediction(tree, make):
     (scalable_network, {'param_scan_axis': 0}, 'param_scan_axis = 0: only 1')])
 def test_modules_that_are_no_t5(net, changes, message, tree):
   target, vocabulary = t5x.from_params(tree), seqio.PassThroughVocabulary(128, eos_id=1)
+  module = module_of(net, target.config, **changes)
   with pytest.raises(ValueError, match=message):
-    t5x_plugin.SpeculativeEncoderDecoderModel(module_of(net, target.config, **changes), vocabulary, vocabulary, None, target)
+    t5x_plugin.SpeculativeEncoderDecoderModel(module, vocabulary, vocabulary, None, target)
 
 
 def test_arguments_of_a_model(tree, make):
@@ -233,7 +235,7 @@ def test_the_draft_s_vocabulary(tree, make):
     spec(Model(target.config, target.params, other))
 
 
-def test_texts(make):
+def test_texts():
   """The packaged target in T5X, in float32: its own tokens on real texts."""
   zoo = speculative.load_pretrained()
   target = dataclasses.replace(zoo.target, params=jax.tree.map(lambda a: a.astype('float32'), zoo.target.params))
@@ -323,7 +325,8 @@ def run_t5x(folder, script, speculatively, checkpoint='v1_1_ocdbt', net='t5', en
     bindings |= {'DRAFT': fixture('v1_1_bfloat16'), 'GAMMA': 3, 'MAX_DECODE_LEN': LENGTH}
   files.append(f't5x/configs/runs/{script}.gin')
   command = [sys.executable, '-m', f't5x.{script}', f'--gin_search_paths={folder},{ROOT},{t5x_root}',
-             *(f'--gin_file={file}' for file in files), *(f'--gin.{name}={value!r}' for name, value in bindings.items()),
+             *(f'--gin_file={file}' for file in files),
+             *(f'--gin.{name}={value!r}' for name, value in bindings.items()),
              *(['--gin.MODULE=@network.Transformer()'] if speculatively else [])]
   path = os.pathsep.join([str(folder), os.environ.get('PYTHONPATH', '')])
   done = subprocess.run(command, cwd=ROOT, env=os.environ | {'PYTHONPATH': path} | environment, capture_output=True,
@@ -350,8 +353,7 @@ def test_eval(tmp_path):
 @pytest.mark.slow
 def test_infer_of_scanned_layers_on_a_mesh(tmp_path):
   """Two devices, which T5X takes for model parallelism; with the draft's parameters as arguments of the program."""
-  scanned = tmp_path, 'infer'
-  predictions = [run_t5x(*scanned, False, 'scanned_v1_1_ocdbt', 'scalable_t5'),
-                 run_t5x(*scanned, True, 'scanned_v1_1_ocdbt', 'scalable_t5', {
-                     'XLA_FLAGS': '--xla_force_host_platform_device_count=2', 'JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS': '1'})]
-  assert predictions[0] == predictions[1]
+  scanned = 'scanned_v1_1_ocdbt', 'scalable_t5'
+  expected = run_t5x(tmp_path, 'infer', False, *scanned)
+  environment = {'XLA_FLAGS': '--xla_force_host_platform_device_count=2', 'JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS': '1'}
+  assert run_t5x(tmp_path, 'infer', True, *scanned, environment) == expected
