@@ -359,8 +359,8 @@ for url in ('gs://bucket/runs/b', 'nowhere://x'):
 """
   environment = os.environ | {'TENSORSTORE_GCS_HTTP_URL': f'http://localhost:{server.server_port}', 'JAX_PLATFORMS': 'cpu',
                               'GCE_METADATA_ROOT': f'localhost:{server.server_port}'}
-  result = subprocess.run([sys.executable, '-c', code, fixture('t5_v1_1'), fixture('v1_1_ocdbt')], env=environment, text=True, check=False,
-                          capture_output=True)
+  result = subprocess.run([sys.executable, '-c', code, fixture('t5_v1_1'), fixture('v1_1_ocdbt')], env=environment,
+                          text=True, check=False, capture_output=True)
   server.shutdown()
   assert result.returncode == 0, result.stderr
   names, errors = result.stdout.splitlines()[:3], result.stdout.splitlines()[3:]

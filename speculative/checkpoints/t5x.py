@@ -160,7 +160,7 @@ def _transposed(name):
 class _Arrays:
   """{name of unrolled layers: array} of {T5X name: array or TensorStore}, matrices in two dimensions, read when asked for.
 
-  A bias that all layers of a stack share is known as the first layer's.
+  A bias that all layers of a stack share is known as the first layer's. Layers of a scanned array are cut out when read.
   """
 
   def __init__(self, folder, arrays):
@@ -171,11 +171,11 @@ class _Arrays:
       stack, *rest = name.split('.')
       if _is_scanned(name):
         for i in range(array.shape[1]):
-          self._arrays['.'.join([stack, f'layers_{i}', *rest[1:]])] = array[:, i]
+          self._arrays['.'.join([stack, f'layers_{i}', *rest[1:]])] = array, i
       elif '.'.join(rest) == _BIAS:
-        self._arrays[f'{stack}.layers_0.{_BIAS}'] = array
+        self._arrays[f'{stack}.layers_0.{_BIAS}'] = array, None
       else:
-        self._arrays[name] = array
+        self._arrays[name] = array, None
 
   def __iter__(self):
     return iter(self._arrays)
@@ -187,7 +187,8 @@ class _Arrays:
     """Raises ValueError naming the parameter if it is missing."""
     if name not in self._arrays:
       raise ValueError(f'{self._folder}: parameter {name} is missing')
-    shape = tuple(self._arrays[name].shape)
+    array, layer = self._arrays[name]
+    shape = tuple(array.shape) if layer is None else (array.shape[0], *array.shape[2:])
     if len(shape) == 3:  # `scalable_t5` keeps heads and head size apart
       a, b, c = shape
       return (a * b, c) if self._heads_first(name) else (a, b * c)
@@ -195,7 +196,8 @@ class _Arrays:
 
   def read(self, name, index=None):
     """The array, or its part at `index`, a tuple of slices with start and stop."""
-    array = self._arrays[name]
+    array, layer = self._arrays[name]
+    array = array if layer is None else array[:, layer]
     shape = self.shape(name)
     index = index or tuple(slice(0, size) for size in shape)
     if len(array.shape) == 3:
