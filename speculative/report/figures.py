@@ -242,3 +242,32 @@ def speedup_expected_and_measured(rows):
   axes.tick_params(axis='y', length=0)
   figure.legend(handles=handles, loc='outside upper center', ncols=2 if len(handles) > 3 else 3, frameon=False)
   return figure
+
+
+def benchmark(rows):
+  """Milliseconds a token of plain decoding by system and shape, and speed-up against batch size where there are such rows."""
+  rows = [row for row in rows if row.get('experiment') == 'benchmark']
+  plain = [row for row in rows if row.get('task') == 'random']
+  batches = [row for row in rows if row.get('task') == 'batch' and row.get('speedup_measured') is not None]
+  figure = Figure(figsize=(9 if plain and batches else 5, 3.6), layout='constrained')
+  panels = iter(figure.subplots(1, bool(plain) + bool(batches), squeeze=False)[0])
+  if plain:
+    axes = next(panels)
+    targets, systems = (list(dict.fromkeys(row[key] for row in plain)) for key in ('target', 'system'))
+    width = 0.8 / len(systems)
+    for i, system in enumerate(systems):
+      these = {row['target']: row['ms_per_token'] for row in plain if row['system'] == system}
+      axes.bar([targets.index(target) + (i - (len(systems) - 1) / 2) * width for target in these], these.values(), width,
+               label=system, **_bar(i))
+    axes.set(ylabel='ms a token, plain', xticks=range(len(targets)), xticklabels=targets)
+    axes.legend(frameon=False)
+    _plain(axes)
+  if batches:
+    axes = next(panels)
+    axes.plot([row['batch'] for row in batches], [row['speedup_measured'] for row in batches], **next(_styles()))
+    axes.axhline(1, color=GRAY, linestyle='--')
+    axes.set(xlabel='batch size', ylabel='speed-up over plain decoding', xscale='log')
+    axes.set_xticks([row['batch'] for row in batches], [str(row['batch']) for row in batches])
+    axes.minorticks_off()
+    _plain(axes)
+  return figure

@@ -274,3 +274,44 @@ def expectation_table():
   return Table('Expected and measured by the paper, T5-XXL on TPU-v4 (its Tables 2 and 4)',
                ('task', 'draft', 'T', 'γ', 'α', 'c', 'expected', 'paper measured', 'best γ', 'expected there'),
                tuple(lines))
+
+
+def benchmark_tables(rows):
+  """Of `experiments.benchmark`: a `Table` for each thing that it measures."""
+  rows = [row for row in rows if row.get('experiment') == 'benchmark']
+  plain = [row for row in rows if row.get('task') == 'random']
+  pairs = [row for row in rows if row.get('label') == 'widened']
+  slots = [row for row in rows if row.get('task') == 'slots']
+  batches = [row for row in rows if row.get('task') == 'batch']
+  found = []
+  if plain:
+    found.append(Table(
+        'Plain decoding, batch 1, random weights', ('target', 'system', 'dtype', 'ms/token', '× ours', 'of a product',
+                                                    'first token, ms', 'compiling, s'),
+        tuple((row['target'], row['system'], row['dtype'], number(row['ms_per_token'], 1), number(row['ratio']),
+               number(row['share_of_product']), number(row['ms_to_first_token'], 0), number(row['compile_seconds'], 1))
+              for row in plain),
+        ('ms/token: decoding alone, without encoder and start-up. of a product: time of one matrix-vector product over the '
+         'same bytes of weights, in the same process, over ours. first token: encoder and all.',)))
+  if pairs:
+    found.append(Table(
+        'Speculative decoding, batch 1 [widened]',
+        ('target', 'draft', 'system', 'T', 'γ', 'tokens/round', 'c', 'v', 'i.i.d.', 'speed-up', 'of the rounds', 'ms/token',
+         '× ours'),
+        tuple((row['target'], draft_name(row), row['system'], f'{row["temperature"]:g}', number(row['gamma'], 0),
+               number(row.get('tokens_per_round')), number(row.get('c'), 3), number(row.get('v')),
+               number(row.get('speedup_expected_v')), number(row.get('speedup_measured')), number(row.get('of_rounds')),
+               number(row['ms_per_token'], 1), number(row.get('ratio'))) for row in pairs),
+        ('The packaged models, embedded in larger shapes without changing what they compute; a draft named as the packaged '
+         'one is not. i.i.d.: expected from α with v. of the rounds: the speed-up over (tokens a round) / (γc + v). '
+         '× ours: time a token over ours with the same draft.',)))
+  if slots:
+    found.append(Table('A step in caches of different sizes', ('target', 'slots', 'ms/token', 'of the first'), tuple(
+        (row['target'], str(row['slots']), number(row['ms_per_token'], 1), number(row['ratio'])) for row in slots)))
+  if batches:
+    found.append(Table(
+        'Batch size, packaged models', ('batch', 'draft', 'γ', 'tokens/s', 'accepted/tested', 'tokens/round', 'speed-up'),
+        tuple((str(row['batch']), draft_name(row), number(row['gamma'], 0), number(row['tokens_per_second'], 0),
+               number(row.get('accepted_over_tested')), number(row.get('tokens_per_round')),
+               number(row.get('speedup_measured'))) for row in batches)))
+  return found
