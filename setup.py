@@ -13,7 +13,7 @@ setuptools.setup(
         'absl-py', 'flax', 'gin-config', 'huggingface-hub', 'jax', 'jinja2', 'matplotlib', 'numpy', 'optax',
         'orbax-checkpoint', 'rich', 'rouge-score', 'sacrebleu', 'safetensors', 'sentencepiece', 'tensorstore'],
     extras_require={
-        'seqio': ['seqio'],
+        'seqio': ['seqio', 't5'],
         't5x': ['t5x @ git+https://github.com/google-research/t5x'],
         'tpu': ['jax[tpu]'],
         'gpu': ['jax[cuda13]'],

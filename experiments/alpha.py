@@ -81,8 +81,16 @@ def measure_alphas(loaded, tokens=10000, temperatures=(0.0, 1.0), max_input_len=
 
 
 def short_texts(loaded, task, max_input_len):
-  """[(text, reference)] of a task whose inputs have at most max_input_len tokens with EOS."""
-  return [pair for pair in loaded.texts[task] if len(loaded.vocabulary.encode(pair[0])) < max_input_len]
+  """[(text or token ids, reference)] of a task whose inputs have at most max_input_len tokens with EOS."""
+  def length(text):
+    return len(loaded.vocabulary.encode(text)) + 1 if isinstance(text, str) else len(text)
+
+  short = [pair for pair in loaded.texts[task] if length(pair[0]) <= max_input_len]
+  if not short:
+    shortest = min((length(text) for text, _ in loaded.texts[task]), default=0)
+    raise command.UsageError(f'{task}: of {len(loaded.texts[task])} inputs none has at most max_input_len = '
+                             f'{max_input_len} tokens, the shortest has {shortest}')
+  return short
 
 
 def target_texts(loaded, texts, config, tokens, seed, max_input_len):
@@ -90,9 +98,8 @@ def target_texts(loaded, texts, config, tokens, seed, max_input_len):
 
   Returns:
     groups: [(inputs int32[B, S], DecodeResult of few lengths)], for α.
-    made: [(hypothesis, reference, finish reason)], one for each of the texts decoded.
+    made: [(token ids, reference, finish reason)], one for each of the texts decoded.
   """
-  vocabulary = loaded.vocabulary
   order = np.random.default_rng(0).permutation(len(texts))
   finished, made, total, again = [], [], 0, 0
   size = BATCH * min(4, 1 + tokens // 1000)  # whole chunks are decoded, so that short texts are not preferred
@@ -110,10 +117,10 @@ def target_texts(loaded, texts, config, tokens, seed, max_input_len):
         for b, i in enumerate(picked):
           ids = result.tokens[b, :result.lengths[b]]
           finished.append((inputs[b], ids))
-          made.append((vocabulary.decode(ids), texts[i][1], FinishReason(result.finish_reason[b])))
+          made.append((ids, texts[i][1], FinishReason(result.finish_reason[b])))
           total += len(ids)
     again += 1
-  return _regroup(finished, vocabulary.pad_id, max_input_len), made
+  return _regroup(finished, loaded.vocabulary.pad_id, max_input_len), made
 
 
 def _regroup(finished, pad_id, width):
@@ -136,10 +143,14 @@ def _regroup(finished, pad_id, width):
 
 
 def quality_row(loaded, task, temperature, made, seed):
-  """BLEU and chrF of a translation task, ROUGE of others; the share of texts that ran into the limit."""
-  hypotheses, references, reasons = zip(*made)
-  score = quality.bleu if task == 'ende' else quality.rouge
-  scores = {name: round(float(value), 2) for name, value in score(hypotheses, references, samples=200).items()}
+  """A task's own metrics, else BLEU and chrF of translations, ROUGE of others; the share of texts that ran into the limit."""
+  outputs, references, reasons = zip(*made)
+  if task in loaded.scores:
+    scores = loaded.scores[task](outputs, references)
+  else:
+    score = quality.bleu if task == 'ende' else quality.rouge
+    scores = score([loaded.vocabulary.decode(ids) for ids in outputs], references, samples=200)
+  scores = {name: round(float(value), 2) for name, value in scores.items()}
   limited = sum(reason == FinishReason.LENGTH for reason in reasons) / len(reasons)
   return zoos.row('quality', task, loaded, None, temperature, gamma=None, texts=len(made), at_limit=round(limited, 4),
                   seed=seed, **scores)

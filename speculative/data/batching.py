@@ -11,11 +11,11 @@ def encode_batch(vocabulary, texts, max_len=512, truncate=False, buckets=BUCKETS
 
   Args:
     vocabulary: `Vocabulary`.
-    texts: list of B strings.
+    texts: list of B strings, or of sequences of token ids, to which no EOS is added.
     max_len: most tokens of a text, EOS included; the largest bucket limits it too.
     truncate: cut longer texts, with a warning, instead of refusing them.
     buckets: lengths to pad to.
-    eos: each text is followed by EOS.
+    eos: each string is followed by EOS.
 
   Returns:
     int32[B, S] NumPy array, S the smallest bucket that holds every text.
@@ -30,15 +30,18 @@ def encode_batch(vocabulary, texts, max_len=512, truncate=False, buckets=BUCKETS
   limit = min(max_len, max(buckets))
   if limit < 1 + eos:
     raise ValueError(f'max_len = {max_len} leaves no room for a token{" and EOS" if eos else ""}')
-  end = [vocabulary.eos_id] if eos else []
   rows, cut = [], []
   for i, text in enumerate(texts):
-    ids = vocabulary.encode(text)
-    if not text.strip() or not ids:
+    if isinstance(text, str):
+      ids = vocabulary.encode(text) if text.strip() else []
+      end = [vocabulary.eos_id] if eos else []
+    else:
+      ids, end = np.asarray(text, np.int32).tolist(), []
+    if not ids:
       raise ValueError(f'text {i} is empty')
     if len(ids) + len(end) > limit:
       if not truncate:
-        raise ValueError(f'text {i} has {len(ids) + len(end)} tokens{" (EOS included)" if eos else ""}, the limit is '
+        raise ValueError(f'text {i} has {len(ids) + len(end)} tokens{" (EOS included)" if end else ""}, the limit is '
                          f'{limit}: shorten it or pass truncate=True')
       ids = ids[:limit - len(end)]
       cut.append(i)

@@ -1,6 +1,7 @@
 """The models, vocabulary, held-out texts and n-gram counts that come with the package."""
 import dataclasses
 import os
+from typing import Callable
 
 from speculative.checkpoints import huggingface
 from speculative.data.vocabulary import Vocabulary
@@ -28,6 +29,8 @@ class Zoo:
     vocabulary: `Vocabulary`, shared by all.
     texts: {task: [(input, reference), …]}, held out from training; the input starts with the task's prefix.
     counts: {task: `ngram.Counts`} of the task's training targets.
+    scores: {task: function of outputs (list of token ids) and references → {metric: number}}, where a task has its own;
+      inputs in `texts` are then token ids, and references what that function takes.
     more: names of further drafters: 'copying' (from the input), 'chain' (the largest draft, sped up by the one before).
   """
   target: Model
@@ -35,6 +38,7 @@ class Zoo:
   vocabulary: Vocabulary
   texts: dict[str, list[tuple[str, str]]]
   counts: dict[str, ngram.Counts]
+  scores: dict[str, Callable] = dataclasses.field(default_factory=dict)
   more: tuple = ()
 
   def drafters(self, task):

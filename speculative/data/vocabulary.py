@@ -39,20 +39,22 @@ class Vocabulary(Pieces):
     proto: bytes, the contents of the file.
   """
 
-  def __init__(self, path, extra_ids=0):
+  def __init__(self, path, extra_ids=0, proto=None):
     """Reads a SentencePiece model.
 
     Args:
       path: of the file, usually `spiece.model`.
       extra_ids: number of sentinels to add.
+      proto: bytes, the file's contents where they are at hand; then `path` is only for messages.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: it is no SentencePiece model, or it has no padding or end-of-sequence piece.
     """
-    path = os.path.expanduser(path)
-    with open(path, 'rb') as f:
-      self.proto = f.read()
+    if proto is None:
+      with open(os.path.expanduser(path), 'rb') as f:
+        proto = f.read()
+    self.proto = proto
     self.extra_ids = extra_ids
     # Serialised protocol buffers are extended by appending. The pieces are those that seqio adds.
     sentinels = b''.join(_user_defined(f'▁<extra_id_{i}>') for i in reversed(range(extra_ids)))

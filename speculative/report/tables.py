@@ -239,11 +239,15 @@ def walltime_table(rows):
   return Table('Wall time (the paper’s Table 2)', tuple(columns), tuple(lines), tuple(notes))
 
 
+# What a quality row has besides its scores.
+NO_SCORES = {'experiment', 'label', 'task', 'draft', 'temperature', 'gamma', 'texts', 'at_limit', *SETTINGS}
+
+
 def quality_table(rows):
-  """Scores (all keys that begin with `bleu`, `chrf` or `rouge`), the texts scored, the share that met the length limit."""
+  """Scores (whatever a row has besides NO_SCORES), the texts scored, the share that met the length limit."""
   rows = of_experiment(rows, 'quality')
   settings = varying(rows)
-  scores = list(dict.fromkeys(key for row in rows for key in row if key.startswith(('bleu', 'chrf', 'rouge'))))
+  scores = list(dict.fromkeys(key for row in rows for key in row if key not in NO_SCORES))
   lines = [(task_name(row), draft_name(row), *(setting(row, key) for key in settings),
             number(row.get('temperature'), 1).removesuffix('.0'), *(number(row.get(score)) for score in scores),
             str(row.get('texts', '–')), number(row.get('at_limit'), 3)) for row in rows]
