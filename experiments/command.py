@@ -1,11 +1,14 @@
 """The command line that all experiments share: gin bindings, an output folder, a dry run."""
+import itertools
 import os
+import re
 import sys
 
 from absl import app
 from absl import flags
 from absl import logging
 import gin
+from gin import config_parser
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string('gin_file', [], 'Configuration file; may be given several times.')
@@ -27,6 +30,31 @@ def _split_bindings(argv):
   return rest, bindings
 
 
+def _located(message, bindings):
+  """The message behind 'FILE, line N: ', where the last binding that it names is, unless the command line gives that."""
+  # gin names a macro that nothing sets, and shows the whole configuration, but not what uses it.
+  unset = re.match(r"No bindings specified for '(\w+)/gin\.macro'", message)
+  found = ''
+  for statement in itertools.chain.from_iterable(map(_statements, FLAGS.gin_file)):
+    name = f'{statement.selector.split(".")[-1]}.{statement.arg_name}' if statement.arg_name else f'{statement.selector}/macro'
+    here = f'{statement.location.filename}, line {statement.location.line_num}: '
+    if unset and f'%{unset[1]}' in repr(statement.value):
+      return f'{here}{name} uses the macro {unset[1]}, which nothing sets'
+    if re.search(rf'\b{re.escape(name)}\b', message):
+      found = '' if any(re.match(rf'([\w.]+[./])?{re.escape(name)} =', binding) for binding in bindings) else here
+  return found + (f'the macro {unset[1]} is not set' if unset else message)
+
+
+def _statements(path):
+  """The bindings of a gin file and of those that it includes."""
+  with open(path, encoding='utf-8') as file:
+    for statement in config_parser.ConfigParser(file, gin.config.ParserDelegate()):
+      if isinstance(statement, config_parser.IncludeStatement):
+        yield from _statements(statement.filename)
+      elif isinstance(statement, config_parser.BindingStatement):
+        yield statement
+
+
 class UsageError(Exception):
   """A mistake of the caller's, told in one line."""
 
@@ -43,8 +71,12 @@ def main(experiment, positional=None):
   except UsageError as e:
     sys.exit(f'error: {e}')
 
+  def fail(error):
+    sys.exit('error: ' + _located(str(error).split('\n')[0], bindings))  # gin adds where it was called from
+
   def run(argv):
-    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
+    debug = FLAGS.verbosity > 0  # before it is set here
+    logging.set_verbosity(logging.FATAL)  # gin logs what it raises
     more = {positional: argv[1:]} if positional else {}
     if len(argv) > 1 and not positional:
       sys.exit(f'error: unexpected argument {argv[1]!r}')
@@ -52,22 +84,24 @@ def main(experiment, positional=None):
       if not os.path.isfile(path):
         sys.exit(f'error: --gin_file={path}: no such file')
     try:
-      gin.parse_config_files_and_bindings(FLAGS.gin_file, bindings)
-    except (ValueError, OSError, SyntaxError) as e:
+      gin.parse_config_files_and_bindings(FLAGS.gin_file, bindings, finalize_config=False)
+    except (ValueError, OSError, SyntaxError, ImportError) as e:  # they tell file and line
       sys.exit('error: ' + ' '.join(str(e).split()))
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file it writes
     name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     output_dir = os.path.expanduser(FLAGS.output_dir or os.path.join('results', name))
-    if FLAGS.dry_run:
-      print(gin.config_str())
     try:
+      gin.finalize()
+      if FLAGS.dry_run:
+        print(gin.config_str())
       experiment(output_dir=output_dir, dry_run=FLAGS.dry_run, **more)
     except (UsageError, ValueError, FileNotFoundError, FileExistsError) as e:
-      if FLAGS.verbosity > 0:
+      if debug:
         raise
-      sys.exit('error: ' + str(e).split('\n')[0])  # gin adds where it was called from
+      fail(e)
     except RuntimeError as e:
       if 'Required bindings' not in str(e):  # gin's words for a parameter that must be given
         raise
-      sys.exit('error: ' + str(e).split('\n')[0])
+      fail(e)
 
   app.run(run, argv=rest)

@@ -51,9 +51,12 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
                              'task}')
   if target is not None and 'chain' in more and len(drafts) < 2:
     raise command.UsageError("zoo.more: 'chain' needs two drafts, the smaller first")
-  for path in filter(None, (target, *drafts.values(), *ngrams.values(), vocabulary)):
-    if not os.path.exists(os.path.expanduser(path)):
-      raise command.UsageError(f'{path} does not exist')
+  paths = {'zoo.target': target, 'zoo.vocabulary': vocabulary}
+  paths |= {f'zoo.drafts[{name!r}]': path for name, path in drafts.items()}
+  paths |= {f'zoo.ngrams[{name!r}]': path for name, path in ngrams.items()}
+  for binding, path in paths.items():
+    if path is not None and not os.path.exists(os.path.expanduser(path)):
+      raise command.UsageError(f'{binding} = {path!r} does not exist')
   lengths = _checked(feature_lengths, limit)
   sources = {task: _source(task, name, modules, split, vocabulary) for task, name in texts.items()
              if not os.path.isfile(os.path.expanduser(name))}
