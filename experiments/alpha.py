@@ -150,10 +150,10 @@ def quality_row(loaded, task, temperature, made, seed):
   else:
     score = quality.bleu if task == 'ende' else quality.rouge
     scores = score([loaded.vocabulary.decode(ids) for ids in outputs], references, samples=200)
-  scores = {name: round(float(value), 2) for name, value in scores.items()}
   limited = sum(reason == FinishReason.LENGTH for reason in reasons) / len(reasons)
-  return zoos.row('quality', task, loaded, None, temperature, gamma=None, texts=len(made), at_limit=round(limited, 4),
-                  seed=seed, **scores)
+  row = zoos.row('quality', task, loaded, None, temperature, gamma=None, texts=len(made), at_limit=round(limited, 4),
+                 seed=seed)
+  return row | {f'metric {name}' if name in row else name: round(float(value), 2) for name, value in scores.items()}
 
 
 if __name__ == '__main__':

@@ -33,6 +33,28 @@ def test_a_mistake_in_the_configuration_is_one_line(binding, named):
   assert result.stderr.startswith('error: ') and len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize('text,named', [
+    ("zoo.more = ('oracle',)", 'line 2: zoo.more: oracle'),
+    ("zoo.target = %TARGET", 'line 2: zoo.target uses the macro TARGET'),
+    ("TARGET = %gin.REQUIRED\nzoo.target = %TARGET", 'line 2: TARGET/macro.value'),
+    ("zoo:\n  drafts = {'small': 'nowhere'}\n  texts = {'ende': 'x'}\n  target = '.'", "line 3: zoo.drafts['small'] = 'nowhere'"),
+    ("zoo.targets = 'x'", 'line 2 zoo.targets'), ('import no.such.module', 'line 2 import no.such.module'),
+    ("include 'nowhere.gin'", "line 2 include 'nowhere.gin'")])
+def test_a_mistake_in_a_file_names_it(text, named, tmp_path):
+  (tmp_path / 'inner.gin').write_text(f'# mine\n{text}\n')
+  (tmp_path / 'my.gin').write_text(f"include '{tmp_path}/inner.gin'\n")
+  result = run('experiments.reproduce', f'--gin_file={tmp_path}/my.gin')
+  assert result.returncode == 1
+  assert 'inner.gin' in result.stderr and named in result.stderr
+  assert result.stderr.startswith('error: ') and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_the_command_line_comes_after_the_files(tmp_path):
+  (tmp_path / 'my.gin').write_text("zoo.more = ('oracle',)\n")
+  result = run('experiments.reproduce', f'--gin_file={tmp_path}/my.gin', "--gin.zoo.more=('augury',)")
+  assert result.stderr.startswith('error: zoo.more: augury')
+
+
 @pytest.mark.parametrize('file', sorted(
     name for name in os.listdir(os.path.join(ROOT, 'configs', 'runs')) if name.startswith('reproduce')))
 def test_dry_run(file, tmp_path):

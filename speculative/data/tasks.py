@@ -39,7 +39,7 @@ try:
     import tensorflow as tf
 except ImportError as e:
   raise ImportError(f"tasks of seqio take seqio and TensorFlow (pip install -e '.[seqio]'): {e}") from e
-with contextlib.suppress(RuntimeError):  # TensorFlow is in use already
+with contextlib.suppress(RuntimeError), _silenced():  # unless TensorFlow is in use already
   tf.config.set_visible_devices([], 'GPU')  # their memory is JAX's
 
 FEATURES = 'inputs', 'targets'
@@ -113,15 +113,16 @@ class Source:
       ValueError: the data cannot be read, or an example has no inputs.
     """
     texts = []
-    for task in self.tasks:
-      data = task.get_dataset(feature_lengths, self.split, use_cached=task.requires_caching, shuffle=False)
-      if 'inputs' not in data.element_spec:
-        raise ValueError(f'examples of {task.name} have no inputs; they have {_list(data.element_spec)}')
-      try:
-        texts += [(features['inputs'].tolist(), Example(task, features))
-                  for features in data.take(-1 if limit is None else limit).as_numpy_iterator()]
-      except tf.errors.OpError as e:
-        raise ValueError(f'{task.name}, split {self.split}, cannot be read: {_line(e)}') from e
+    with _silenced():  # TensorFlow's SentencePiece tells how it normalizes
+      for task in self.tasks:
+        data = task.get_dataset(feature_lengths, self.split, use_cached=task.requires_caching, shuffle=False)
+        if 'inputs' not in data.element_spec:
+          raise ValueError(f'examples of {task.name} have no inputs; they have {_list(data.element_spec)}')
+        try:
+          texts += [(features['inputs'].tolist(), Example(task, features))
+                    for features in data.take(limit or -1).as_numpy_iterator()]
+        except tf.errors.OpError as e:
+          raise ValueError(f'{task.name}, split {self.split}, cannot be read: {_line(e)}') from e
     return texts
 
 
