@@ -13,7 +13,7 @@ setuptools.setup(
         'absl-py', 'flax', 'gin-config', 'huggingface-hub', 'jax', 'jinja2', 'matplotlib', 'numpy', 'optax',
         'orbax-checkpoint', 'rich', 'rouge-score', 'sacrebleu', 'safetensors', 'sentencepiece', 'tensorstore'],
     extras_require={
-        'seqio': ['importlib-resources', 'seqio', 't5'],  # the first is for `tfds build`, which forgets it
+        'seqio': ['importlib-resources', 'seqio', 't5'],  # the first is TFDS's, to prepare data; it forgets it
         't5x': ['t5x @ git+https://github.com/google-research/t5x'],
         'tpu': ['jax[tpu]'],
         'gpu': ['jax[cuda13]'],

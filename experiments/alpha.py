@@ -143,7 +143,7 @@ def _regroup(finished, pad_id, width):
 
 
 def quality_row(loaded, task, temperature, made, seed):
-  """A task's own metrics, else BLEU and chrF of translations, ROUGE of others; the share of texts that ran into the limit."""
+  """A task's own metrics, else BLEU and chrF of translations, ROUGE of others; the share of texts at the limit."""
   outputs, references, reasons = zip(*made)
   if task in loaded.scores:
     scores = loaded.scores[task](outputs, references)

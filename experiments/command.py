@@ -31,12 +31,12 @@ def _split_bindings(argv):
 
 
 def _located(message, bindings):
-  """The message behind 'FILE, line N: ', where the last binding that it names is, unless the command line gives that."""
+  """The message behind 'FILE, line N: ', where the last binding that it names is, unless the command line has that."""
   # gin names a macro that nothing sets, and shows the whole configuration, but not what uses it.
   unset = re.match(r"No bindings specified for '(\w+)/gin\.macro'", message)
   found = ''
   for statement in itertools.chain.from_iterable(map(_statements, FLAGS.gin_file)):
-    name = f'{statement.selector.split(".")[-1]}.{statement.arg_name}' if statement.arg_name else f'{statement.selector}/macro'
+    name = f'{statement.selector.split(".")[-1]}' + (f'.{statement.arg_name}' if statement.arg_name else '/macro')
     here = f'{statement.location.filename}, line {statement.location.line_num}: '
     if unset and f'%{unset[1]}' in repr(statement.value):
       return f'{here}{name} uses the macro {unset[1]}, which nothing sets'

@@ -47,8 +47,8 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
   if target is None and (drafts or ngrams):
     raise command.UsageError('zoo.drafts and zoo.ngrams go with zoo.target')
   if target is not None and not (drafts and texts):
-    raise command.UsageError('with zoo.target give zoo.drafts = {name: folder} and zoo.texts = {task: TSV file or seqio '
-                             'task}')
+    raise command.UsageError('with zoo.target give zoo.drafts = {name: folder} and zoo.texts = '
+                             '{task: TSV file or seqio task}')
   if target is not None and 'chain' in more and len(drafts) < 2:
     raise command.UsageError("zoo.more: 'chain' needs two drafts, the smaller first")
   paths = {'zoo.target': target, 'zoo.vocabulary': vocabulary}
@@ -63,8 +63,8 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
   if dry_run:
     return None
   pieces = _shared_vocabulary(sources)
-  texts = {task: sources[task].read(lengths, limit) if task in sources else packaged.read_texts(os.path.expanduser(name))
-           for task, name in texts.items()}
+  texts = {task: (sources[task].read(lengths, limit) if task in sources else
+                  packaged.read_texts(os.path.expanduser(name))) for task, name in texts.items()}
 
   def load(path):
     model = speculative.load_model(path, dtype)
@@ -118,7 +118,7 @@ def _source(task, name, modules, split, vocabulary):
   try:
     return tasks.find(name, split, vocabulary and os.path.expanduser(vocabulary))
   except LookupError as e:
-    raise command.UsageError(f'{binding}: no such file, and {e} (registered are those of zoo.modules = {modules!r})') from e
+    raise command.UsageError(f'{binding}: no such file, and {e} (registered by zoo.modules = {modules!r})') from e
   except ValueError as e:
     raise command.UsageError(f'{binding}: {e}') from e
 

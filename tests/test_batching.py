@@ -29,6 +29,15 @@ class EncodeBatchTest(absltest.TestCase):
     np.testing.assert_array_equal(batch[1, :5], [self.the] * 3 + [1, 0])
     self.assertFalse(batch[:, 4:].any())
 
+  def test_token_ids_stay_as_they_are(self):
+    batch = self.encode([[5, 6], np.array([7]), 'the'])
+    np.testing.assert_array_equal(batch[:, :3], [[5, 6, 0], [7, 0, 0], [self.the, 1, 0]])
+    with self.assertRaisesRegex(ValueError, 'text 1 has 33 tokens, the limit is 32'):
+      self.encode([[5], [5] * 33], max_len=32)
+    for text in b'the', b'12', None, [[5]]:
+      with self.assertRaises((ValueError, TypeError)):
+        self.encode([text])
+
   def test_smallest_bucket(self):
     for n, length in (31, 32), (32, 64), (63, 64), (64, 128), (511, 512):
       self.assertEqual(self.encode(['the', 'the ' * n]).shape, (2, length))

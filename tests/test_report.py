@@ -118,6 +118,9 @@ def test_paper_draft(draft, name):
 def test_quality_table():
   line, = cells(tables.quality_table(ROWS), task='ende')
   assert line['bleu'] == '31.25' and line['chrf'] == '50.00' and line['texts'] == '384' and line['at limit'] == '0.010'
+  assert 'seed' not in line and 'gamma' not in line
+  row = {**COMMON, 'experiment': 'quality', 'exact match': 12.5}
+  assert cells(tables.quality_table([row]), task='ende')[0]['exact match'] == '12.50'
 
 
 def test_text_and_markdown():

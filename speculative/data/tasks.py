@@ -106,8 +106,8 @@ class Source:
       limit: examples of each task at most; None: all.
 
     Returns:
-      list of (token ids, `Example`), the ids as seqio makes them, with EOS where the task adds one. A mixture's tasks come
-      one after the other, as seqio evaluates them: its rates are for training.
+      list of (token ids, `Example`), the ids as seqio makes them, with EOS where the task adds one. A mixture's tasks
+      come one after the other, as seqio evaluates them: its rates are for training.
 
     Raises:
       ValueError: the data cannot be read, or an example has no inputs.
@@ -132,15 +132,15 @@ def find(name, split, spiece=None):
   Args:
     name: under which it is registered.
     split: name of a split.
-    spiece: SentencePiece file to use in place of the task's own: a local copy of it. Sentinels are as the task has them.
+    spiece: SentencePiece file to use in place of the task's own: a local copy of it. Sentinels stay the task's.
 
   Returns:
     `Source`.
 
   Raises:
     LookupError: there is no task or mixture of this name; the message has similar names.
-    ValueError: TFDS data or a vocabulary must be prepared first (the message says how), or there is no such split; or no
-      model here could read the task: no inputs or targets, vocabularies of other kinds.
+    ValueError: TFDS data or a vocabulary must be prepared first (the message says how), or there is no such split; or
+      no model here could read the task: no inputs or targets, vocabularies of other kinds.
   """
   registered = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
   if name not in registered:
@@ -156,15 +156,15 @@ def find(name, split, spiece=None):
   missing, vocabularies = [], {}
   data = [task.source.tfds_dataset.name for task in tasks if not _has_data(task)]
   if data:
-    missing.append(f'TFDS has not prepared {", ".join(data)} (run `tfds build {" ".join(data)}`, or set TFDS_DATA_DIR to the '
-                   'folder that has it)')
+    missing.append(f'TFDS has not prepared {", ".join(data)} (where there is a network, '
+                   f'tensorflow_datasets.load({data[0]!r}) does, or set TFDS_DATA_DIR to the folder that has it)')
   for vocabulary in [task.output_features[name].vocabulary for task in tasks for name in FEATURES]:
     try:
       ours = _vocabulary(vocabulary)
       vocabularies[ours.fingerprint] = ours
     except (tf.errors.OpError, OSError) as e:
-      missing.append(f'its vocabulary {vocabulary.sentencepiece_model_file} cannot be read: {_line(e)} (set zoo.vocabulary '
-                     'to a copy of it)')
+      missing.append(f'its vocabulary {vocabulary.sentencepiece_model_file} cannot be read: {_line(e)} '
+                     '(set zoo.vocabulary to a copy of it)')
   if missing:
     raise ValueError('; '.join(dict.fromkeys(missing)))
   if len(vocabularies) > 1:
