@@ -218,6 +218,7 @@ def test_every_drafter_runs_without_jit():
       np.testing.assert_array_equal(decode(drafter=drafter, config=config).tokens, expected.tokens)
 
 
+@pytest.mark.slow
 def test_64_bit_mode_changes_nothing(tiny, tiny_draft):
   """With jax_enable_x64, which JAX's other users set, every loop keeps its types, and every text is the same."""
   def everything():

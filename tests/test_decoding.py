@@ -60,7 +60,7 @@ def test_target_as_draft_accepts_everything(tiny, gamma):
   assert (result.drafted == gamma * rounds).all()
 
 
-@pytest.mark.parametrize('gamma', [1, 3])
+@pytest.mark.parametrize('gamma', [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_lengths_are_counted_in_tokens(pair, gamma):
   """Limits counted in rounds: N = 0 … 2γ + 3, exactly N tokens, never one more (invariant 6)."""
   target, draft = pair

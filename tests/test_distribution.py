@@ -72,10 +72,10 @@ def check(kind, gamma, rows):
     assert p_value > toys.FALSE_ALARM, settings
 
 
-@pytest.mark.parametrize('gamma', [1, 2, 4])
+@pytest.mark.parametrize('gamma', [1, 4])
 @pytest.mark.parametrize('kind', DRAFTERS)
 def test_texts_have_the_target_s_distribution(kind, gamma):
-  """20 K texts for each setting."""
+  """20 K texts for each setting; γ = 2 is among the 200 K below."""
   check(kind, gamma, 20_000)
 
 

@@ -68,7 +68,7 @@ def test_a_chain_drafts_what_its_model_drafts(models, gamma, inner):
       np.testing.assert_array_equal(getattr(result, field), getattr(expected, field), err_msg=field)
 
 
-@pytest.mark.parametrize('gamma,inner', [(1, 1), (2, 1), (4, 2), (5, 2)])
+@pytest.mark.parametrize('gamma,inner', [(1, 1), (5, 2)])
 def test_caches_in_a_chain_are_never_behind(tiny, gamma, inner):
   """Draft cache out of step after full acceptance, in three models at once: all of them the target itself."""
   n = 23

@@ -64,6 +64,7 @@ def test_dry_run(file, tmp_path):
   assert not os.path.exists(f'{tmp_path}/out')
 
 
+@pytest.mark.slow
 def test_generate_shows_rounds_and_speed(tmp_path):
   result = run('experiments.generate', '--trace', f'--trace_html={tmp_path}/trace.html', '--gin.generate.passes=1',
                '--gin.generate.timeline_gammas=(2,)', 'translate English to German: A small text editor')

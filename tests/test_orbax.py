@@ -1,5 +1,6 @@
 """Checkpoints of our own training: written on any number of devices, read on any other."""
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ VOCABULARY = os.path.join(ROOT, 'tests', 'data', 'vocabulary', 'spiece.model')
 CONFIG = t5.T5Config(vocab_size=128, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1, num_decoder_layers=1)
 
 
+@functools.lru_cache
 def params_of(step):
   return t5.init_params(CONFIG, jax.random.key(step))
 
@@ -48,7 +50,7 @@ def folder(written, tmp_path):
 def test_a_step_or_the_latest(folder, monkeypatch):
   shutil.copytree(folder / '5', folder / '13.orbax-checkpoint-tmp')  # being written
   monkeypatch.chdir(folder.parent)
-  for path, step in ((folder, 12), ('my run/', 12), (folder / '5', 5), (folder / '12', 12)):
+  for path, step in ((folder, 12), ('my run/', 12), (folder / '5', 5)):
     model = speculative.load_model(path, 'float32')
     assert model.config == CONFIG and model.vocabulary.fingerprint == Vocabulary(VOCABULARY).fingerprint
     jax.tree.map(np.testing.assert_array_equal, model.params, params_of(step))

@@ -1,6 +1,5 @@
 """Quality of decoded texts: BLEU and chrF (sacrebleu), ROUGE-2 and ROUGE-L (rouge-score), with bootstrap intervals."""
 import numpy as np
-from rouge_score import rouge_scorer
 import sacrebleu
 
 
@@ -16,6 +15,7 @@ def bleu(hypotheses, references, samples=1000, seed=0):
 
 def rouge(hypotheses, references, samples=1000, seed=0):
   """Mean ROUGE F-measures in percent: {'rouge2', 'rougeL', 'rougeL_low', 'rougeL_high'}; 95 % bootstrap interval."""
+  from rouge_score import rouge_scorer  # here: importing it takes 2 s (SciPy), which no other command should wait for
   scorer = rouge_scorer.RougeScorer(['rouge2', 'rougeL'])
   scores = [scorer.score(reference, hypothesis) for hypothesis, reference in zip(hypotheses, references)]
   each = {name: 100 * np.array([s[name].fmeasure for s in scores]) for name in ('rouge2', 'rougeL')}
