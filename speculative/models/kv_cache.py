@@ -30,8 +30,9 @@ def storage_dtype(dtype):
 
 
 def empty(batch, layers, heads, max_len, head_size, dtype):
-  """`layers` pairs of zero arrays, shaped as `KVCache.self_kv` has them."""
-  shapes = (batch, heads, head_size, max_len), (batch, heads, max_len, head_size)
+  """`layers` pairs of zero arrays, shaped as `KVCache.self_kv` has them; one slot more, see `write`."""
+  slots = max_len + 1
+  shapes = (batch, heads, head_size, slots), (batch, heads, slots, head_size)
   return tuple(tuple(jnp.zeros(shape, dtype) for shape in shapes) for _ in range(layers))
 
 
@@ -46,7 +47,12 @@ def write(cache, k, v, positions):
 
   Returns:
     (k, v), all slots.
+
+  A single token is written twice, at its slot and at the next, which is beyond the row's length. Otherwise XLA:CPU fuses
+  the update into its users, once for each, and copies the whole cache for every one of them at every step.
   """
+  if k.shape[3] == 1:
+    k, v = jnp.concatenate([k, k], axis=3), jnp.concatenate([v, v], axis=2)
   return _write(cache[0], k, positions, 3), _write(cache[1], v, positions, 2)
 
 
