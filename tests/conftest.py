@@ -28,7 +28,7 @@ def tiny_draft(tiny):
 
 # Here compiling takes longer than running what was compiled.
 QUICKLY_COMPILED = (
-    'test_arguments', 'test_beam', 'test_decoder_only', 'test_decoding', 'test_drafters', 'test_orbax', 'test_settings',
+    'test_arguments', 'test_beam', 'test_decoder_only', 'test_decoding', 'test_drafters', 'test_settings',
     'test_streaming', 'test_t5x', 'test_t5x_plugin', 'test_text', 'test_training')
 
 

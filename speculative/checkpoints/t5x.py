@@ -64,6 +64,7 @@ def load(path, dtype=None, mesh=None, vocabulary=None):
     FileNotFoundError: no checkpoint.
     ValueError: a damaged one, or parameters that no T5 has, or lacks; the message names the parameter.
   """
+  path = os.fspath(path)
   path = path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
   dtype = huggingface.resolve_dtype(dtype)
   folder = find(path)
