@@ -128,7 +128,8 @@ def plain_rows(shape, dtype, others, input_len, length, passes, seed):
   makers = {'speculative': make}
   for name in others:
     try:
-      makers[name] = peers.PLAIN[name](config, inputs)
+      with gin.unlock_config():  # T5X registers configurables when it is imported
+        makers[name] = peers.PLAIN[name](config, inputs)
     except ImportError as e:
       print(f'{name} is not installed and left out ({e})', flush=True)
   weights = step_bytes(params)
