@@ -188,7 +188,8 @@ def pair_rows(shape, dtype, assisted, prompts, passes, seed):
   wide = dataclasses.replace(narrow, target=widened(narrow.target, shape, dtype), drafts={
       f't5-{DRAFT_SHAPE}': widened(narrow.drafts[DRAFT], DRAFT_SHAPE, dtype), DRAFT: narrow.drafts[DRAFT]})
   rows = []
-  for row in walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes):
+  for row in walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes, gammas=(1, 3, 7), max_gamma=8,
+                                         steps=6):
     row |= {'experiment': 'benchmark', 'label': 'widened', 'target': f't5-{shape}', 'system': 'speculative'}
     if row['draft']:
       row['of_rounds'] = row['speedup_measured'] * (row['gamma'] * row['c'] + row['v']) / row['tokens_per_round']

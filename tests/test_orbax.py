@@ -19,7 +19,7 @@ from speculative.models import t5
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VOCABULARY = os.path.join(ROOT, 'tests', 'data', 'vocabulary', 'spiece.model')
-CONFIG = t5.T5Config(vocab_size=128, d_model=32, d_ff=64, num_heads=4, d_kv=8, num_encoder_layers=1, num_decoder_layers=1)
+CONFIG = t5.T5Config(vocab_size=128, d_model=32, d_ff=256, num_heads=4, d_kv=8, num_encoder_layers=1, num_decoder_layers=1)
 
 
 @functools.lru_cache
@@ -70,10 +70,15 @@ test_orbax.save(sys.argv[1], 7, jax.tree.map(put, test_orbax.params_of(7)))
 """
 _LOAD = """
 import sys, jax, numpy as np, speculative
+from speculative import sharding
 from tests import test_orbax
 assert jax.device_count() == 4
 params = speculative.load_model(sys.argv[1], 'float32').params
 jax.tree.map(np.testing.assert_array_equal, params, test_orbax.params_of(7))
+params = speculative.load_model(sys.argv[1], 'float32', mesh=sharding.make_mesh(2)).params
+jax.tree.map(np.testing.assert_array_equal, params, test_orbax.params_of(7))
+wi = params['decoder']['layer_0']['mlp']['wi']
+assert wi.addressable_shards[0].data.shape == (32, 256), wi.sharding
 """
 
 
