@@ -189,7 +189,7 @@ def pair_rows(shape, dtype, assisted, prompts, passes, seed):
       f't5-{DRAFT_SHAPE}': widened(narrow.drafts[DRAFT], DRAFT_SHAPE, dtype), DRAFT: narrow.drafts[DRAFT]})
   rows = []
   for row in walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes, gammas=(1, 3, 7), max_gamma=8,
-                                         steps=6):
+                                         loop_steps=6):
     row |= {'experiment': 'benchmark', 'label': 'widened', 'target': f't5-{shape}', 'system': 'speculative'}
     if row['draft']:
       row['of_rounds'] = row['speedup_measured'] * (row['gamma'] * row['c'] + row['v']) / row['tokens_per_round']

@@ -38,7 +38,7 @@ def walltime(output_dir, dry_run=False, *, alpha_tokens=2000):
 
 @gin.configurable('walltime_settings')
 def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.0, 1.0), gammas=(1, 3, 7, 10),
-                      max_gamma=10, max_input_len=64, max_decode_len=128, steps=48, seed=0):
+                      max_gamma=10, max_input_len=64, max_decode_len=128, loop_steps=48, seed=0):
   """Times every draft on every task at batch 1, beside plain decoding in the same process.
 
   Args:
@@ -51,7 +51,7 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
     max_gamma: γ is chosen in 1 … max_gamma.
     max_input_len: texts of more tokens are left out, so that one length bucket serves.
     max_decode_len: tokens a text at most.
-    steps: see `walltime.step_times`; fewer for large models.
+    loop_steps: `steps` of `walltime.step_times`; fewer for large models.
 
   Returns:
     list of rows for results.jsonl, plain decoding first (draft None).
@@ -70,7 +70,7 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
       if not steps:  # the models, and tables of the same size, whatever the task
         bar.update(step, description='single steps')
         steps = measure.step_times(loaded.target, drafters, batches[0], DecodeConfig(max_decode_len=max_decode_len),
-                                   gammas, steps)
+                                   gammas, loop_steps)
         bar.advance(step, len(names))
       for temperature in temperatures:
         bar.update(step, description=f'{task} at T = {temperature:g}')
