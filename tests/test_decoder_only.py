@@ -93,7 +93,7 @@ def test_cache_beyond_the_length_never_matters(model, expected):
   inputs = expected['prompts']
   cache = jax.jit(model.prefill, static_argnums=2)(model.params, inputs, 8)
   token, at = model.first(jnp.asarray(inputs))
-  seen = (jnp.arange(17) < at[:, None])[:, None]
+  seen = (jnp.arange(cache.self_kv[0][0].shape[3]) < at[:, None])[:, None]
   dirty = dataclasses.replace(cache, self_kv=tuple(
       (jnp.where(seen[:, :, None], k, 1e30), jnp.where(seen[..., None], v, 1e30)) for k, v in cache.self_kv))
   extend = jax.jit(model.extend)

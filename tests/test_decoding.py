@@ -257,7 +257,7 @@ def test_cache_beyond_the_length_never_matters(tiny):
   cache = jax.jit(tiny.prefill, static_argnums=2)(tiny.params, inputs, 24)
   _, cache = extend(tiny.params, cache, rng.integers(2, 60, (2, 12)), jnp.zeros(2, jnp.int32))
   positions = jnp.array([7, 3])
-  seen = (jnp.arange(24) < positions[:, None])[:, None]
+  seen = (jnp.arange(cache.self_kv[0][0].shape[3]) < positions[:, None])[:, None]
   dirty = dataclasses.replace(cache, self_kv=[(jnp.where(seen[:, :, None], k, 1e30), jnp.where(seen[..., None], v, 1e30))
                                               for k, v in cache.self_kv])
   clean, _ = extend(tiny.params, cache, tokens, positions)
