@@ -45,6 +45,7 @@ def test_step_bytes():
   assert benchmark.step_bytes(t5.init_params(config, jax.random.key(0))) == expected
 
 
+@pytest.mark.slow
 def test_widened_models_decode_the_same(monkeypatch):
   """A packaged model in a larger shape: its tokens, by itself and as a draft."""
   monkeypatch.setitem(t5.SHAPES, 'wide', dict(vocab_size=4200, d_model=320, d_ff=896, num_heads=9, d_kv=40,
