@@ -29,6 +29,7 @@ from experiments import walltime
 import speculative
 from speculative import text as decoding
 from speculative.checkpoints import huggingface
+from speculative.measure import walltime as measure
 from speculative.models import t5
 from speculative.report import figures
 from speculative.report import results
@@ -81,11 +82,12 @@ def benchmark(output_dir, dry_run=False, *, shapes=('base', 'large'), pairs=('la
   found = tables.benchmark_tables(rows)
   for table in found:
     print(table.to_text(), flush=True)
-  if slots or batches or shapes:
+  has_figure = bool(shapes or batches)
+  if has_figure:
     figures.save(figures.benchmark(rows), os.path.join(output_dir, 'benchmark.png'))
   parts = [f'```\npython -m experiments.benchmark {" ".join(sys.argv[1:])}\n```\n',
            ''.join(f'- {key}: {value}\n' for key, value in results.environment().items() if value is not None),
-           *(f'## {table.title}\n\n{table.to_markdown()}' for table in found), '![](benchmark.png)\n']
+           *(f'## {table.title}\n\n{table.to_markdown()}' for table in found), '![](benchmark.png)\n' * has_figure]
   results.replace_file(os.path.join(output_dir, 'benchmark.md'), lambda f: f.write('\n'.join(parts).encode()))
 
 
@@ -116,8 +118,7 @@ def plain_rows(shape, dtype, others, input_len, length, passes, seed):
   """Plain decoding at batch 1: ours, the others', and one matrix-vector product over as many bytes."""
   config = t5.T5Config(**t5.SHAPES[shape], eos_id=-1)
   inputs = np.random.default_rng(seed).integers(3, config.vocab_size - 128, (1, input_len)).astype(np.int32)
-  params = jax.tree.map(lambda a: a.astype(dtype), t5.init_params(config, jax.random.key(seed)))
-  model = speculative.Model(config, params)
+  model = _random_model(config, dtype, seed)
 
   def make(n):
     return lambda: speculative.autoregressive_decode(model, inputs, speculative.DecodeConfig(max_decode_len=n))
@@ -132,10 +133,10 @@ def plain_rows(shape, dtype, others, input_len, length, passes, seed):
         makers[name] = peers.PLAIN[name](config, inputs)
     except ImportError as e:
       print(f'{name} is not installed and left out ({e})', flush=True)
-  weights = step_bytes(params)
+  weights = step_bytes(model.params)
   runs = {(name, n): made(n) for name, made in makers.items() for n in (1, 1 + length)}
   runs['product'] = _product(weights, config.d_model, dtype)
-  seconds = _in_turn(runs, passes)
+  seconds = _seconds(runs, passes)
   step = {name: [(b - a) / length for a, b in zip(seconds[name, 1], seconds[name, 1 + length])] for name in makers}
   reference = statistics.median(seconds['product'])
   ours = statistics.median(step['speculative'])
@@ -156,17 +157,14 @@ def _product(size, width, dtype):
   return lambda: product(x, weight).block_until_ready()
 
 
-def _in_turn(runs, passes):
-  """{name: list of seconds}, each run once untimed, then all in turn."""
-  for run in runs.values():
-    run()
-  seconds = {name: [] for name in runs}
-  for _ in range(passes):
-    for name, run in runs.items():
-      start = time.perf_counter()
-      run()
-      seconds[name].append(time.perf_counter() - start)
-  return seconds
+def _seconds(runs, passes):
+  """{name: list of seconds} of `in_turn`."""
+  return {name: [seconds for seconds, _ in timed] for name, timed in measure.in_turn(runs, passes).items()}
+
+
+def _random_model(config, dtype, seed):
+  params = t5.init_params(config, jax.random.key(seed))
+  return speculative.Model(config, jax.tree.map(lambda a: a.astype(dtype), params))
 
 
 def widened(model, shape, dtype):
@@ -182,11 +180,12 @@ def widened(model, shape, dtype):
 def pair_rows(shape, dtype, assisted, prompts, passes, seed):
   """Plain and speculative decoding of texts with a target of T5's shape, and Transformers' assisted generation of them."""
   narrow = speculative.load_pretrained('float32')
-  narrow = dataclasses.replace(narrow, texts={'ende': narrow.texts['ende']}, counts={}, drafts={
-      f't5-{DRAFT_SHAPE}': narrow.drafts[DRAFT], DRAFT: narrow.drafts[DRAFT]})
+  draft, wide_draft = narrow.drafts[DRAFT], f't5-{DRAFT_SHAPE}'
+  narrow = dataclasses.replace(narrow, texts={'ende': narrow.texts['ende']}, counts={}, drafts={DRAFT: draft})
   found = alphas.measure_alphas(narrow, tokens=2000)
+  found += [row | {'draft': wide_draft} for row in found if row['draft'] == DRAFT]  # which computes the same
   wide = dataclasses.replace(narrow, target=widened(narrow.target, shape, dtype), drafts={
-      f't5-{DRAFT_SHAPE}': widened(narrow.drafts[DRAFT], DRAFT_SHAPE, dtype), DRAFT: narrow.drafts[DRAFT]})
+      wide_draft: widened(draft, DRAFT_SHAPE, dtype), DRAFT: draft})
   rows = []
   for row in walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes, gammas=(1, 3, 7), max_gamma=8,
                                          loop_steps=6):
@@ -204,39 +203,28 @@ def pair_rows(shape, dtype, assisted, prompts, passes, seed):
 
 def _assisted_rows(wide, shape, ours, draft_tokens, prompts, passes, seed):
   """Transformers on the same two models and texts."""
-  texts = alphas.short_texts(wide, 'ende', 64)
-  picked = [texts[i][0] for i in np.random.default_rng(1).permutation(len(texts))[:prompts]]
-  inputs = [decoding.encode(wide.target, [text])[0] for text in picked]
-  inputs = [row[row != wide.vocabulary.pad_id] for row in inputs]
+  inputs = [batch[batch != wide.vocabulary.pad_id] for batch in walltime.pick(wide, 'ende', 64, prompts)]
   draft = f't5-{DRAFT_SHAPE}'
   rows = []
   with tempfile.TemporaryDirectory() as folder:
     paths = {name: os.path.join(folder, name) for name in ('target', 'draft')}
     speculative.save_model(wide.target, paths['target'], dtype='float32')
     speculative.save_model(wide.drafts[draft], paths['draft'], dtype='float32')
+    run = peers.assisted(paths['target'], paths['draft'], inputs, 128)
     for temperature in (0.0, 1.0):
-      run = peers.assisted(paths['target'], paths['draft'], inputs, 128, temperature)
-      made = {}
-
-      def timed(n, run=run, made=made):
-        made[n] = run(n)
-
-      seconds = _in_turn({n: functools.partial(timed, n) for n in (None, *draft_tokens)}, passes)
+      times = measure.time_side_by_side(
+          {n: functools.partial(run, temperature, n) for n in (None, *draft_tokens)}, passes)
       reference = {row['draft']: row['ms_per_token'] for row in ours if row['temperature'] == temperature}
-      for n, times in seconds.items():
-        ms = 1e3 * statistics.median(times) / made[n]
+      for n, (seconds, tokens) in times.items():
         rows.append(_row('widened', f't5-{shape}', draft if n else None, 'float32', system='transformers', task='ende',
-                         temperature=temperature, gamma=n, ms_per_token=ms, tokens=made[n],
-                         ratio=ms / reference[draft if n else None], seed=seed))
-      del run
+                         temperature=temperature, gamma=n, ms_per_token=1e3 * seconds, tokens=tokens,
+                         ratio=1e3 * seconds / reference[draft if n else None], seed=seed))
   return rows
 
 
 def slot_rows(dtype, slots, passes):
   """A step of plain decoding in caches of different sizes, equally full."""
-  config = t5.T5Config(**t5.SHAPES['base'], eos_id=-1)
-  params = jax.tree.map(lambda a: a.astype(dtype), t5.init_params(config, jax.random.key(0)))
-  model = speculative.Model(config, params)
+  model = _random_model(t5.T5Config(**t5.SHAPES['base'], eos_id=-1), dtype, 0)
   inputs = np.full((1, 16), 7, np.int32)
   n = 24
   # Limits of rows are traced: the buffers have `size` slots, the decodes stop after 1 and n + 1 tokens.
@@ -245,7 +233,7 @@ def slot_rows(dtype, slots, passes):
     for length in (1, n + 1):
       decode_config = speculative.DecodeConfig(max_decode_len=size, row_max_decode_len=length)
       runs[size, length] = functools.partial(speculative.autoregressive_decode, model, inputs, decode_config)
-  seconds = _in_turn(runs, passes)
+  seconds = _seconds(runs, passes)
   step = {size: statistics.median((b - a) / n for a, b in zip(seconds[size, 1], seconds[size, n + 1])) for size in slots}
   return [_row('measured', 't5-base', None, dtype, system='speculative', weights='random', task='slots', temperature=0.0,
                gamma=None, slots=size, ms_per_token=1e3 * step[size], ratio=step[size] / step[slots[0]]) for size in slots]
@@ -259,21 +247,16 @@ def batch_rows(batches, passes, seed, gamma=3):
   rows = []
   for batch in batches:
     inputs = decoding.encode(zoo.target, texts[:batch], buckets=(64,))
-    last = {}
-
-    def decode(drafter, inputs=inputs, last=last):
-      decoder = speculative.autoregressive_decode if drafter is None else speculative.speculative_decode
-      arguments = (zoo.target, inputs) if drafter is None else (zoo.target, zoo.drafts[drafter], inputs)
-      last[drafter] = decoder(*arguments, config, seed)
-
-    seconds = _in_turn({drafter: functools.partial(decode, drafter) for drafter in (None, DRAFT)}, passes)
-    plain = statistics.median(seconds[None])
-    for drafter, times in seconds.items():
-      result, median = last[drafter], statistics.median(times)
+    runs = {None: functools.partial(speculative.autoregressive_decode, zoo.target, inputs, config, seed),
+            DRAFT: functools.partial(speculative.speculative_decode, zoo.target, zoo.drafts[DRAFT], inputs, config, seed)}
+    timed = measure.in_turn(runs, passes)
+    medians = {drafter: statistics.median(seconds for seconds, _ in pairs) for drafter, pairs in timed.items()}
+    for drafter, median in medians.items():
+      result = timed[drafter][-1][1]
       tokens = int(result.lengths.sum())
       more = {} if drafter is None else {
           'accepted_over_tested': int(result.accepted.sum()) / int(result.tested.sum()),
-          'tokens_per_round': tokens / int(result.rounds.sum()), 'speedup_measured': plain / median}
+          'tokens_per_round': tokens / int(result.rounds.sum()), 'speedup_measured': medians[None] / median}
       rows.append(_row('measured', 'packaged', drafter, zoo.target.params['embedding'].dtype, system='speculative',
                        task='batch', temperature=0.0, gamma=gamma if drafter else None, batch=batch,
                        tokens_per_second=tokens / median, ms_per_token=1e3 * median / tokens, seed=seed, **more))

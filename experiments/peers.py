@@ -116,28 +116,27 @@ def ctranslate2(config, inputs):
 PLAIN = {'t5x': t5x, 'transformers': transformers, 'ctranslate2': ctranslate2}
 
 
-def assisted(target, draft, prompts, max_new_tokens, temperature):
+def assisted(target, draft, prompts, max_new_tokens):
   """Transformers' assisted generation.
 
   Args:
     target, draft: folders in Hugging Face's layout.
     prompts: list of int[S].
     max_new_tokens: a text at most.
-    temperature: 0 is greedy.
 
   Returns:
-    run(draft_tokens): decodes all prompts one at a time and returns the tokens made; None: without the draft.
+    run(temperature, draft_tokens): decodes all prompts one at a time and returns the tokens made. Temperature 0 is
+    greedy; draft_tokens None: without the draft.
   """
   import torch
   import transformers as library
   torch.set_num_threads(os.cpu_count())
   load = functools.partial(library.T5ForConditionalGeneration.from_pretrained, dtype=torch.float32)
   model, assistant = load(target).eval(), load(draft).eval()
-  sampling = {'do_sample': True, 'temperature': temperature, 'top_k': 0} if temperature else {'do_sample': False}
   inputs = [torch.tensor(np.asarray(p)[None]).long() for p in prompts]
 
-  def run(draft_tokens):
-    kwargs = dict(sampling)
+  def run(temperature, draft_tokens):
+    kwargs = {'do_sample': True, 'temperature': temperature, 'top_k': 0} if temperature else {'do_sample': False}
     if draft_tokens:
       kwargs['assistant_model'] = assistant
       g = assistant.generation_config

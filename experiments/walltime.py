@@ -63,9 +63,7 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
   with progress.Progress(*columns, transient=True) as bar:
     step = bar.add_task('wall time', total=len(loaded.texts) * len(temperatures) * (len(names) + 1) + len(names))
     for task in loaded.texts:
-      texts = alphas.short_texts(loaded, task, max_input_len)
-      picked = [texts[i][0] for i in np.random.default_rng(1).permutation(len(texts))[:prompts]]
-      batches = [decoding.encode(loaded.target, [text], buckets=(max_input_len,)) for text in picked]
+      batches = pick(loaded, task, max_input_len, prompts)
       drafters = loaded.drafters(task)
       if not steps:  # the models, and tables of the same size, whatever the task
         bar.update(step, description='single steps')
@@ -77,6 +75,13 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
         rows += _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, passes, max_gamma,
                               max_decode_len, seed, lambda: bar.advance(step))
   return rows
+
+
+def pick(loaded, task, max_input_len, prompts):
+  """The texts that are timed, each by itself: list of int32[1, max_input_len]."""
+  texts = alphas.short_texts(loaded, task, max_input_len)
+  picked = [texts[i][0] for i in np.random.default_rng(1).permutation(len(texts))[:prompts]]
+  return [decoding.encode(loaded.target, [text], buckets=(max_input_len,)) for text in picked]
 
 
 def _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, passes, max_gamma, max_decode_len, seed,

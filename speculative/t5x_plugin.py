@@ -103,11 +103,11 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     if prompt_with_targets:
       raise ValueError('prompt_with_targets is not supported: a T5 target starts from its start token')
     options = dict(decoder_params or {})
-    if rng is not None and options.get('decode_rng') is not None:
+    decode_rng = options.pop('decode_rng', None)
+    if rng is not None and decode_rng is not None:
       raise ValueError("both rng and decoder_params['decode_rng'] are given")
-    rng = options.pop('decode_rng', None) if rng is None else rng
+    rng = decode_rng if rng is None else rng
     eos_id = options.pop('eos_id', self._vocabulary.eos_id)
-    options.pop('decode_rng', None)
     if options:
       raise ValueError(f'decoder_params {sorted(options)} are not supported, only decode_rng and eos_id: set '
                        'temperature, top_k and top_p in decode_config')

@@ -12,11 +12,12 @@ from speculative.decoding import speculative as loop
 from speculative.decoding.targets import Target
 from speculative.models import t5
 
-# Sizes that nothing else has: 23 heads' slots and widths are told from everything by their numbers of elements.
-CONFIG = t5.T5Config(vocab_size=97, d_model=48, d_ff=80, num_heads=3, d_kv=16, num_encoder_layers=1, num_decoder_layers=2,
+# Caches and weights (all but the relative biases) have more elements than anything else in the loops.
+CONFIG = t5.T5Config(vocab_size=97, d_model=48, d_ff=80, num_heads=3, d_kv=24, num_encoder_layers=1, num_decoder_layers=2,
                      eos_id=-1)
-DRAFT = t5.T5Config(vocab_size=97, d_model=40, d_ff=56, num_heads=2, d_kv=24, num_encoder_layers=1, num_decoder_layers=1,
+DRAFT = t5.T5Config(vocab_size=97, d_model=40, d_ff=80, num_heads=2, d_kv=40, num_encoder_layers=1, num_decoder_layers=1,
                     eos_id=-1)
+LEAST = 3000
 
 
 def copies(text, least):
@@ -40,8 +41,7 @@ def models():
 
 @pytest.mark.parametrize('batch', [1, 3])
 @pytest.mark.parametrize('kind', ['plain', 'speculative'])
-def test_no_cache_is_copied_in_the_loop(models, kind, batch):
-  """Neither a cache nor a weight. The smallest cache of the two has batch × 2 × 24 × 60 elements or more."""
+def test_neither_cache_nor_weight_is_copied_in_the_loop(models, kind, batch):
   target, draft = models
   inputs = np.ones((batch, 7), np.int32)
   config = speculative.DecodeConfig(gamma=3, max_decode_len=64)
@@ -52,4 +52,4 @@ def test_no_cache_is_copied_in_the_loop(models, kind, batch):
     lowered = autoregressive.run.lower(program, target.params, settings, *state, keys)
   else:
     lowered = loop.run.lower(*loop.start(target, draft, inputs, config), np.int32(64))
-  assert copies(lowered.compile().as_text(), batch * 2 * 24 * 60) == []
+  assert copies(lowered.compile().as_text(), LEAST) == []

@@ -40,10 +40,15 @@ def find(path):
     return next((folder for folder in (step, f'{step}/{STATE}') if _is_checkpoint(folder)), None)
 
   path = path.rstrip('/')
+  here = arrays_of(path)
+  if here:
+    return here
   steps = {int(match[1]): f'{path}/{match[0]}' for match in map(_STEP.fullmatch, _children(path)) if match}
-  # In a bucket there is no renaming, so newer versions mark what is complete.
-  steps = [steps[n] for n in sorted(steps) if not is_remote(path) or _read(steps[n], INDEX) or _read(steps[n], _DONE)]
-  return arrays_of(path) or (arrays_of(steps[-1]) if steps else None)
+  for n in sorted(steps, reverse=True):
+    # In a bucket there is no renaming, so newer versions mark what is complete.
+    if not is_remote(path) or _read(steps[n], INDEX) or _read(steps[n], _DONE):
+      return arrays_of(steps[n])
+  return None
 
 
 def load(path, dtype=None, mesh=None, vocabulary=None):

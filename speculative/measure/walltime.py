@@ -15,28 +15,41 @@ from speculative.decoding.targets import Target
 from speculative.drafters.base import as_drafter
 
 
-def time_side_by_side(runs, passes=5, compiled=lambda: None):
-  """Times callables in turn, so that the machine's moods meet all of them alike.
+def in_turn(runs, passes, compiled=lambda: None):
+  """Runs callables in turn, so that the machine's moods meet all of them alike.
 
   Args:
-    runs: {name: callable that returns the number of tokens it made, all work done on return}.
+    runs: {name: callable, all work done on return}.
     passes: timed passes after one untimed (which compiles).
     compiled: called after each untimed run, for a progress bar.
 
   Returns:
-    {name: (median seconds a token over the passes, tokens of one pass)}.
+    {name: [(seconds, what the callable returned) of every timed pass]}.
   """
-  tokens = {}
-  for name, run in runs.items():
-    tokens[name] = run()
+  for run in runs.values():
+    run()
     compiled()
-  seconds = {name: [] for name in runs}
+  timed = {name: [] for name in runs}
   for _ in range(passes):
     for name, run in runs.items():
       start = time.perf_counter()
       made = run()
-      seconds[name].append((time.perf_counter() - start) / made)
-  return {name: (statistics.median(times), tokens[name]) for name, times in seconds.items()}
+      timed[name].append((time.perf_counter() - start, made))
+  return timed
+
+
+def time_side_by_side(runs, passes=5, compiled=lambda: None):
+  """Times callables by what they make.
+
+  Args:
+    runs: {name: callable that returns the number of tokens it made}, as for `in_turn`.
+    passes, compiled: as for `in_turn`.
+
+  Returns:
+    {name: (median seconds a token over the passes, tokens of one pass)}.
+  """
+  return {name: (statistics.median(seconds / made for seconds, made in timed), timed[-1][1])
+          for name, timed in in_turn(runs, passes, compiled).items()}
 
 
 @dataclasses.dataclass(frozen=True)
