@@ -5,7 +5,15 @@
 Plain decoding has random weights. Speculative decoding has the packaged models, embedded in larger shapes without changing
 what they compute (`speculative.training.grow`; labelled `widened`): the tokens, and so what is accepted, are the packaged
 models', the cost is the large shape's. Other libraries run where they are installed (`experiments/peers.py`). Writes
-results.jsonl, benchmark.md and benchmark.png.
+results.jsonl (after every part, so that what an interrupted run measured is there), benchmark.md and benchmark.png.
+Programs are compiled anew, the persistent cache is not used: compilation is timed too.
+
+What was tried on CPU and did not help (XLA of jax 0.10.2, two cores): splitting the rows of a verification over several
+matrix-vector products, or transposing its weights; leaving YNN out; unrolling the draft loop; dividing the attention after
+its product (the exponentials are then computed twice); two rows of queries for one in the attention; XLA's flags for
+cheaper LLVM passes or fewer parts of the code generation (compilation got slower). What did: two-dimensional weights,
+Q/K/V and gates fused; keys stored transposed; a single token written to two slots (nothing of the cache is copied); random
+numbers drawn before the loop (half of a small model's operations had been the generator).
 """
 import dataclasses
 import functools
@@ -29,66 +37,74 @@ from experiments import walltime
 import speculative
 from speculative import text as decoding
 from speculative.checkpoints import huggingface
+from speculative.decoding import autoregressive
+from speculative.decoding import speculative as loop
 from speculative.measure import walltime as measure
+from speculative.models import precision
 from speculative.models import t5
 from speculative.report import figures
 from speculative.report import results
 from speculative.report import tables
 from speculative.training import grow
 
-DRAFT_SHAPE, DRAFT = 'small', 'base'  # the packaged draft that is embedded in T5-small's shape
+DRAFT = 'base'  # the packaged draft that is embedded in T5's shapes
 
 
 @gin.configurable
-def benchmark(output_dir, dry_run=False, *, shapes=('base', 'large'), pairs=('large',), others=tuple(peers.PLAIN),
-              assisted=(3, 5), batches=(1, 2, 4, 8, 16, 32), slots=(128, 4096), dtype='float32', input_len=64, length=32,
-              passes=5, prompts=6, seed=0):
+def benchmark(output_dir, dry_run=False, *, shapes=('base', 'large'), pairs=('large',), drafts=('small',),
+              others=tuple(peers.PLAIN), assisted=(3, 5), batches=(1, 2, 4, 8, 16, 32), slots=(128, 4096), dtype=None,
+              input_len=64, length=32, passes=5, prompts=6, seed=0):
   """Measures, prints the tables, writes the report.
 
   Args:
     shapes: keys of `t5.SHAPES` for plain decoding.
-    pairs: shapes of the target for speculative decoding, with drafts of T5-small's shape.
+    pairs: shapes of the target for speculative decoding.
+    drafts: shapes of its drafts.
     others: libraries to run beside (`peers.PLAIN`); what is not installed is left out, and said.
     assisted: draft tokens of Transformers' assisted generation beside each pair; (): do not run it.
     batches: batch sizes for the packaged models; (): none.
-    slots: cache sizes at which a step is timed; (): none.
-    dtype: of the parameters, 'float32' or 'bfloat16'; the other libraries run in float32.
+    slots: cache sizes at which a step is timed, and with them finished rows; (): none.
+    dtype: of the parameters, 'float32' or 'bfloat16', for every library; None: float32 on CPU, else bfloat16.
     input_len, length: tokens of the input and of what is decoded, for plain decoding.
     passes: timed passes, in turn; medians are reported.
     prompts: texts for speculative decoding.
   """
-  for shape in (*shapes, *pairs):
+  for shape in (*shapes, *pairs, *drafts):
     if shape not in t5.SHAPES:
       raise command.UsageError(f'benchmark: shape {shape!r}: there are {", ".join(t5.SHAPES)}')
   unknown = set(others) - set(peers.PLAIN)
   if unknown:
     raise command.UsageError(f'benchmark.others: {", ".join(sorted(unknown))}: there are {", ".join(peers.PLAIN)}')
-  dtype = huggingface.resolve_dtype(dtype)
+  dtype = huggingface.resolve_dtype(dtype or ('float32' if jax.default_backend() == 'cpu' else 'bfloat16'))
   for shape in (*shapes, *pairs):
     _check_memory(shape, dtype)
+  parts = {f'T5-{shape}': functools.partial(plain_rows, shape, dtype, others, input_len, length, passes, seed)
+           for shape in shapes}
+  parts |= {f'T5-{shape} with drafts': functools.partial(pair_rows, shape, drafts, dtype, assisted, prompts, passes, seed)
+            for shape in pairs}
+  if slots:
+    parts['caches'] = functools.partial(slot_rows, dtype, slots, passes)
+    parts['finished rows'] = functools.partial(finished_rows, dtype, passes)
+  if batches:
+    parts['batches'] = functools.partial(batch_rows, batches, passes, seed)
   if dry_run:
     return
   os.makedirs(output_dir, exist_ok=True)
   rows = []
-  for shape in shapes:
-    rows += plain_rows(shape, dtype, others, input_len, length, passes, seed)
-  for shape in pairs:
-    rows += pair_rows(shape, dtype, assisted, prompts, passes, seed)
-  if slots:
-    rows += slot_rows(dtype, slots, passes)
-  if batches:
-    rows += batch_rows(batches, passes, seed)
-  results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
+  for name, measured in parts.items():
+    print(f'{name} …', file=sys.stderr, flush=True)
+    rows += measured()
+    results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
   found = tables.benchmark_tables(rows)
   for table in found:
     print(table.to_text(), flush=True)
   has_figure = bool(shapes or batches)
   if has_figure:
     figures.save(figures.benchmark(rows), os.path.join(output_dir, 'benchmark.png'))
-  parts = [f'```\npython -m experiments.benchmark {" ".join(sys.argv[1:])}\n```\n',
-           ''.join(f'- {key}: {value}\n' for key, value in results.environment().items() if value is not None),
-           *(f'## {table.title}\n\n{table.to_markdown()}' for table in found), '![](benchmark.png)\n' * has_figure]
-  results.replace_file(os.path.join(output_dir, 'benchmark.md'), lambda f: f.write('\n'.join(parts).encode()))
+  text = [f'```\npython -m experiments.benchmark {" ".join(sys.argv[1:])}\n```\n',
+          ''.join(f'- {key}: {value}\n' for key, value in results.environment().items() if value is not None),
+          *(f'## {table.title}\n\n{table.to_markdown()}' for table in found), '![](benchmark.png)\n' * has_figure]
+  results.replace_file(os.path.join(output_dir, 'benchmark.md'), lambda f: f.write('\n'.join(text).encode()))
 
 
 def _check_memory(shape, dtype):
@@ -123,38 +139,54 @@ def plain_rows(shape, dtype, others, input_len, length, passes, seed):
   def make(n):
     return lambda: speculative.autoregressive_decode(model, inputs, speculative.DecodeConfig(max_decode_len=n))
 
-  start = time.perf_counter()
-  make(1)()
-  first = time.perf_counter() - start
+  compiling = _compile_seconds(model, None, inputs, speculative.DecodeConfig(max_decode_len=1 + length))
   makers = {'speculative': make}
   for name in others:
     try:
       with gin.unlock_config():  # T5X registers configurables when it is imported
-        makers[name] = peers.PLAIN[name](config, inputs)
+        makers[name] = peers.PLAIN[name](config, inputs, str(dtype))
     except ImportError as e:
       print(f'{name} is not installed and left out ({e})', flush=True)
   weights = step_bytes(model.params)
   runs = {(name, n): made(n) for name, made in makers.items() for n in (1, 1 + length)}
-  runs['product'] = _product(weights, config.d_model, dtype)
+  runs['reference'] = _reference(weights, config.d_model, dtype)
   seconds = _seconds(runs, passes)
   step = {name: [(b - a) / length for a, b in zip(seconds[name, 1], seconds[name, 1 + length])] for name in makers}
-  reference = statistics.median(seconds['product'])
+  reference = statistics.median(seconds['reference'])
   ours = statistics.median(step['speculative'])
-  return [_row('measured', f't5-{shape}', None, dtype if name == 'speculative' else 'float32', system=name, weights='random',
-               task='random', temperature=0.0, gamma=None, ms_per_token=1e3 * statistics.median(times),
-               ratio=statistics.median(times) / ours, step_bytes=weights,
-               share_of_product=reference / statistics.median(times),
+  return [_row('measured', f't5-{shape}', None, dtype, system=name, weights='random', task='random', temperature=0.0,
+               gamma=None, ms_per_token=1e3 * statistics.median(times), ratio=statistics.median(times) / ours,
+               step_bytes=weights, share_of_bandwidth=reference / statistics.median(times),
                ms_to_first_token=1e3 * statistics.median(seconds[name, 1]),
-               compile_seconds=first if name == 'speculative' else None, seed=seed) for name, times in step.items()]
+               compile_seconds=compiling if name == 'speculative' else None, seed=seed) for name, times in step.items()]
 
 
-def _product(size, width, dtype):
-  """One matrix-vector product that reads `size` bytes."""
+def _reference(size, width, dtype):
+  """What takes the time in which `size` bytes can be read: a matrix-vector product over them; but on an accelerator a copy
+  of half as many, since a copy reads and writes."""
+  if jax.default_backend() != 'cpu':
+    source = jnp.ones(size // dtype.itemsize // 2, dtype)
+    copy = jax.jit(jnp.copy)
+    return lambda: copy(source).block_until_ready()
   columns = size // dtype.itemsize // width
   weight = jax.random.normal(jax.random.key(0), (width, columns), jnp.float32).astype(dtype)
   x = jnp.ones((1, width), dtype)
-  product = jax.jit(lambda x, w: jnp.dot(x, w, precision=jax.lax.Precision.HIGHEST))
+  product = jax.jit(precision.matmul)
   return lambda: product(x, weight).block_until_ready()
+
+
+def _compile_seconds(target, drafter, inputs, config):
+  """Seconds for tracing and compiling prefill and loop, speculative or (drafter None) plain."""
+  def once():
+    """Everything but rounds (plain: with one step)."""
+    start = time.perf_counter()
+    if drafter is None:
+      jax.block_until_ready(autoregressive.run(*autoregressive.start(target, inputs, one)))
+    else:
+      jax.block_until_ready(loop.run(*loop.start(target, drafter, inputs, config), np.int32(0)))
+    return time.perf_counter() - start
+  one = dataclasses.replace(config, row_max_decode_len=1)
+  return once() - once()
 
 
 def _seconds(runs, passes):
@@ -177,46 +209,50 @@ def widened(model, shape, dtype):
                            model.vocabulary, name=f'{model.name} widened to t5-{shape}')
 
 
-def pair_rows(shape, dtype, assisted, prompts, passes, seed):
+def pair_rows(shape, drafts, dtype, assisted, prompts, passes, seed):
   """Plain and speculative decoding of texts with a target of T5's shape, and Transformers' assisted generation of them."""
-  narrow = speculative.load_pretrained('float32')
-  draft, wide_draft = narrow.drafts[DRAFT], f't5-{DRAFT_SHAPE}'
+  narrow = speculative.load_pretrained(str(dtype))
+  draft = narrow.drafts[DRAFT]
   narrow = dataclasses.replace(narrow, texts={'ende': narrow.texts['ende']}, counts={}, drafts={DRAFT: draft})
   found = alphas.measure_alphas(narrow, tokens=2000)
-  found += [row | {'draft': wide_draft} for row in found if row['draft'] == DRAFT]  # which computes the same
+  found += [row | {'draft': f't5-{name}'} for row in found if row['draft'] == DRAFT for name in drafts]  # the same function
   wide = dataclasses.replace(narrow, target=widened(narrow.target, shape, dtype), drafts={
-      wide_draft: widened(draft, DRAFT_SHAPE, dtype), DRAFT: draft})
+      f't5-{name}': widened(draft, name, dtype) for name in drafts} | {DRAFT: draft})
   rows = []
+  for name, drafter in wide.drafts.items():
+    seconds = _compile_seconds(wide.target, drafter, walltime.pick(wide, 'ende', 64, 1)[0], speculative.DecodeConfig(gamma=5))
+    rows.append(_row('widened', f't5-{shape}', name, dtype, system='speculative', task='compile', gamma=5, temperature=None,
+                     compile_seconds=seconds))
   for row in walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes, gammas=(1, 3, 7), max_gamma=8,
                                          loop_steps=6):
     row |= {'experiment': 'benchmark', 'label': 'widened', 'target': f't5-{shape}', 'system': 'speculative'}
     if row['draft']:
-      row['of_rounds'] = row['speedup_measured'] * (row['gamma'] * row['c'] + row['v']) / row['tokens_per_round']
+      row['of_rounds'] = row['speedup_decoding'] * (row['gamma'] * row['c'] + row['v']) / row['tokens_per_round']
     rows.append(row)
   missing = [name for name in ('torch', 'transformers') if not importlib.util.find_spec(name)]
   if assisted and missing:
     print(f'assisted generation is left out: {" and ".join(missing)} not installed', flush=True)
   elif assisted:
-    rows += _assisted_rows(wide, shape, rows, assisted, prompts, passes, seed)
+    rows += _assisted_rows(wide, shape, drafts[0], rows, assisted, prompts, passes, seed)
   return rows
 
 
-def _assisted_rows(wide, shape, ours, draft_tokens, prompts, passes, seed):
+def _assisted_rows(wide, shape, draft_shape, ours, draft_tokens, prompts, passes, seed):
   """Transformers on the same two models and texts."""
   inputs = [batch[batch != wide.vocabulary.pad_id] for batch in walltime.pick(wide, 'ende', 64, prompts)]
-  draft = f't5-{DRAFT_SHAPE}'
+  draft, dtype = f't5-{draft_shape}', wide.target.params['embedding'].dtype
   rows = []
   with tempfile.TemporaryDirectory() as folder:
     paths = {name: os.path.join(folder, name) for name in ('target', 'draft')}
-    speculative.save_model(wide.target, paths['target'], dtype='float32')
-    speculative.save_model(wide.drafts[draft], paths['draft'], dtype='float32')
-    run = peers.assisted(paths['target'], paths['draft'], inputs, 128)
+    speculative.save_model(wide.target, paths['target'], dtype=str(dtype))
+    speculative.save_model(wide.drafts[draft], paths['draft'], dtype=str(dtype))
+    run = peers.assisted(paths['target'], paths['draft'], inputs, 128, str(dtype))
     for temperature in (0.0, 1.0):
       times = measure.time_side_by_side(
           {n: functools.partial(run, temperature, n) for n in (None, *draft_tokens)}, passes)
       reference = {row['draft']: row['ms_per_token'] for row in ours if row['temperature'] == temperature}
       for n, (seconds, tokens) in times.items():
-        rows.append(_row('widened', f't5-{shape}', draft if n else None, 'float32', system='transformers', task='ende',
+        rows.append(_row('widened', f't5-{shape}', draft if n else None, dtype, system='transformers', task='ende',
                          temperature=temperature, gamma=n, ms_per_token=1e3 * seconds, tokens=tokens,
                          ratio=1e3 * seconds / reference[draft if n else None], seed=seed))
   return rows
@@ -224,19 +260,35 @@ def _assisted_rows(wide, shape, ours, draft_tokens, prompts, passes, seed):
 
 def slot_rows(dtype, slots, passes):
   """A step of plain decoding in caches of different sizes, equally full."""
-  model = _random_model(t5.T5Config(**t5.SHAPES['base'], eos_id=-1), dtype, 0)
-  inputs = np.full((1, 16), 7, np.int32)
-  n = 24
-  # Limits of rows are traced: the buffers have `size` slots, the decodes stop after 1 and n + 1 tokens.
-  runs = {}
-  for size in slots:
-    for length in (1, n + 1):
-      decode_config = speculative.DecodeConfig(max_decode_len=size, row_max_decode_len=length)
-      runs[size, length] = functools.partial(speculative.autoregressive_decode, model, inputs, decode_config)
-  seconds = _seconds(runs, passes)
-  step = {size: statistics.median((b - a) / n for a, b in zip(seconds[size, 1], seconds[size, n + 1])) for size in slots}
+  # Limits of rows are traced: the buffers have `size` slots, the decodes stop after as many tokens as they are told.
+  step = _steps({size: (size, [1], [25]) for size in slots}, dtype, passes)
   return [_row('measured', 't5-base', None, dtype, system='speculative', weights='random', task='slots', temperature=0.0,
                gamma=None, slots=size, ms_per_token=1e3 * step[size], ratio=step[size] / step[slots[0]]) for size in slots]
+
+
+def finished_rows(dtype, passes, batch=4):
+  """A step of a batch of which some rows have finished."""
+  step = _steps({finished: (64, [1] * batch, [1] * finished + [25] * (batch - finished)) for finished in range(batch)},
+                dtype, passes)
+  return [_row('measured', 't5-base', None, dtype, system='speculative', weights='random', task='finished',
+               temperature=0.0, gamma=None, batch=batch, finished=finished, ms_per_step=1e3 * seconds,
+               ratio=seconds / step[0]) for finished, seconds in step.items()]
+
+
+def _steps(cases, dtype, passes):
+  """Seconds of a step of plain decoding, T5-base's shape: {name: median} of {name: (slots, limits of the rows in a short
+  decode, in a long one)}."""
+  model = _random_model(t5.T5Config(**t5.SHAPES['base'], eos_id=-1), dtype, 0)
+  runs = {}
+  for name, (slots, *limits) in cases.items():
+    for limit in limits:
+      config = speculative.DecodeConfig(max_decode_len=slots, row_max_decode_len=limit)
+      inputs = np.full((len(limit), 16), 7, np.int32)
+      runs[name, max(limit)] = functools.partial(speculative.autoregressive_decode, model, inputs, config)
+  seconds = _seconds(runs, passes)
+  return {name: statistics.median((b - a) / (max(long) - max(short))
+                                  for a, b in zip(seconds[name, max(short)], seconds[name, max(long)]))
+          for name, (_, short, long) in cases.items()}
 
 
 def batch_rows(batches, passes, seed, gamma=3):

@@ -1,7 +1,8 @@
 """Other libraries' decoding of the same shapes, for `experiments.benchmark`; each is used where it is installed.
 
-A peer is a function of (config, inputs int[1, S]) → make, where make(n) is a callable that decodes exactly n tokens
-greedily with random weights, all work done on return. ImportError: it is not installed.
+A peer is a function of (config, inputs int[1, S], dtype) → make, where make(n) is a callable that decodes exactly n tokens
+greedily with random weights in dtype ('float32', 'bfloat16'), all work done on return; on a GPU where it finds one.
+ImportError: it is not installed.
 """
 import functools
 import os
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def t5x(config, inputs):
+def t5x(config, inputs, dtype):
   """T5X's own network and sampler (github.com/google-research/t5x on PYTHONPATH)."""
   from t5x import decoding
   from t5x.examples.t5 import network
@@ -21,9 +22,11 @@ def t5x(config, inputs):
   module = network.Transformer(network.T5Config(
       vocab_size=c.vocab_size, emb_dim=c.d_model, num_heads=c.num_heads, num_encoder_layers=c.num_encoder_layers,
       num_decoder_layers=c.num_decoder_layers, head_dim=c.d_kv, mlp_dim=c.d_ff, mlp_activations=('gelu', 'linear'),
-      dropout_rate=0.0, dtype=jnp.float32))
+      dropout_rate=0.0, dtype=dtype))
   two = jnp.ones((1, 2), jnp.int32)
-  params = jax.jit(module.init)(jax.random.key(0), jnp.asarray(inputs), two, two)['params']
+  # Its own initialisation as one program takes minutes to compile.
+  shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.asarray(inputs), two, two)['params']
+  params = jax.tree.map(lambda leaf: (0.02 * jax.random.normal(jax.random.key(0), leaf.shape)).astype(dtype), shapes)
 
   def make(n):
     ones = jnp.ones((1, n), jnp.int32)
@@ -48,35 +51,42 @@ def t5x(config, inputs):
   return make
 
 
-def _transformers_model(config):
+def _torch_device():
+  import torch
+  torch.set_num_threads(os.cpu_count())
+  return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def _transformers_model(config, device, dtype):
   import torch
   import transformers
-  torch.set_num_threads(os.cpu_count())
   torch.manual_seed(0)
   c = config
-  return transformers.T5ForConditionalGeneration(transformers.T5Config(
-      vocab_size=c.vocab_size, d_model=c.d_model, d_kv=c.d_kv, d_ff=c.d_ff, num_layers=c.num_encoder_layers,
-      num_decoder_layers=c.num_decoder_layers, num_heads=c.num_heads, feed_forward_proj='gated-gelu',
-      tie_word_embeddings=False, decoder_start_token_id=0)).eval()
+  with device:
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=c.vocab_size, d_model=c.d_model, d_kv=c.d_kv, d_ff=c.d_ff, num_layers=c.num_encoder_layers,
+        num_decoder_layers=c.num_decoder_layers, num_heads=c.num_heads, feed_forward_proj='gated-gelu',
+        tie_word_embeddings=False, decoder_start_token_id=0)).to(getattr(torch, dtype)).eval()
 
 
-def transformers(config, inputs):
+def transformers(config, inputs, dtype):
   """Hugging Face Transformers' `generate` on PyTorch."""
-  model = _transformers_model(config)
   import torch
-  x = torch.tensor(np.asarray(inputs)).long()
+  device = _torch_device()
+  model = _transformers_model(config, device, dtype)
+  x = torch.tensor(np.asarray(inputs), device=device).long()
 
   def make(n):
     def run():
       with torch.inference_mode():
-        model.generate(x, max_new_tokens=n, min_new_tokens=n, do_sample=False)
+        model.generate(x, max_new_tokens=n, min_new_tokens=n, do_sample=False).cpu()
     return run
 
   return make
 
 
-def ctranslate2(config, inputs):
-  """CTranslate2 in float32, its model converted from Transformers'."""
+def ctranslate2(config, inputs, dtype):
+  """CTranslate2, its model converted from Transformers'."""
   import ctranslate2 as library
   from ctranslate2.converters import transformers as converters
 
@@ -95,7 +105,8 @@ def ctranslate2(config, inputs):
       return self.names.index(name)
 
   loader, tokenizer = converters.T5Loader(), Tokenizer()
-  model = _transformers_model(config)
+  device = _torch_device()
+  model = _transformers_model(config, device, 'float32').cpu()
   spec = loader.get_model_spec(model)
   loader.set_config(spec.config, model, tokenizer)
   loader.set_vocabulary(spec, tokenizer.names)
@@ -105,7 +116,7 @@ def ctranslate2(config, inputs):
   try:
     spec.save(folder)
     del model, spec
-    translator = library.Translator(folder, device='cpu', intra_threads=os.cpu_count(), compute_type='float32')
+    translator = library.Translator(folder, device=device.type, intra_threads=os.cpu_count(), compute_type=dtype)
   finally:
     shutil.rmtree(folder)
   source = [[f't{i}' for i in np.asarray(inputs)[0]]]
@@ -116,13 +127,14 @@ def ctranslate2(config, inputs):
 PLAIN = {'t5x': t5x, 'transformers': transformers, 'ctranslate2': ctranslate2}
 
 
-def assisted(target, draft, prompts, max_new_tokens):
+def assisted(target, draft, prompts, max_new_tokens, dtype):
   """Transformers' assisted generation.
 
   Args:
     target, draft: folders in Hugging Face's layout.
     prompts: list of int[S].
     max_new_tokens: a text at most.
+    dtype: 'float32' or 'bfloat16'.
 
   Returns:
     run(temperature, draft_tokens): decodes all prompts one at a time and returns the tokens made. Temperature 0 is
@@ -130,10 +142,10 @@ def assisted(target, draft, prompts, max_new_tokens):
   """
   import torch
   import transformers as library
-  torch.set_num_threads(os.cpu_count())
-  load = functools.partial(library.T5ForConditionalGeneration.from_pretrained, dtype=torch.float32)
-  model, assistant = load(target).eval(), load(draft).eval()
-  inputs = [torch.tensor(np.asarray(p)[None]).long() for p in prompts]
+  device = _torch_device()
+  model, assistant = (library.T5ForConditionalGeneration.from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval()
+                      for path in (target, draft))
+  inputs = [torch.tensor(np.asarray(p)[None], device=device).long() for p in prompts]
 
   def run(temperature, draft_tokens):
     kwargs = {'do_sample': True, 'temperature': temperature, 'top_k': 0} if temperature else {'do_sample': False}

@@ -4,9 +4,13 @@
 
 γ is the best by theory, from α, c and v measured here.
 """
+import functools
 import os
+import statistics
+import time
 
 import gin
+import jax
 import numpy as np
 from rich import progress
 
@@ -15,9 +19,9 @@ from experiments import command
 from experiments import zoo as zoos
 from speculative import text as decoding
 from speculative import theory
-from speculative.decoding.autoregressive import autoregressive_decode
+from speculative.decoding import autoregressive
+from speculative.decoding import speculative
 from speculative.decoding.config import DecodeConfig
-from speculative.decoding.speculative import speculative_decode
 from speculative.measure import walltime as measure
 from speculative.report import results
 from speculative.report import tables
@@ -54,7 +58,8 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
     loop_steps: `steps` of `walltime.step_times`; fewer for large models.
 
   Returns:
-    list of rows for results.jsonl, plain decoding first (draft None).
+    list of rows for results.jsonl, plain decoding first (draft None). `ms_per_token` and `speedup_measured` are of whole
+    texts, `ms_per_token_decoding` and `speedup_decoding` of what follows the prefill.
   """
   alpha = {(r['task'], r['temperature'], r['draft']): r['alpha'] for r in alpha_rows if r['experiment'] == 'alpha'}
   rows, steps = [], {}
@@ -91,32 +96,45 @@ def _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, pa
       gamma=int(theory.best_gamma(alpha[task, temperature, name], steps[name].c, steps[name].v(max_gamma), max_gamma)),
       max_decode_len=max_decode_len, temperature=temperature) for name in drafters}
   plain = DecodeConfig(max_decode_len=max_decode_len, temperature=temperature)
-  last = {}
 
   def decode(name):
-    """Decodes every prompt by itself; the number of tokens made."""
-    made = [autoregressive_decode(loaded.target, batch, plain, seed, [b]) if name is None else
-            speculative_decode(loaded.target, drafters[name], batch, config[name], seed, [b])
-            for b, batch in enumerate(batches)]
-    last[name] = made
-    return sum(int(result.lengths[0]) for result in made)
+    """Decodes every prompt by itself: (tokens made, seconds of that spent before the first, results)."""
+    results, prefill = [], 0.0
+    for b, batch in enumerate(batches):
+      begin = time.perf_counter()
+      if name is None:
+        module, started = autoregressive, autoregressive.start(loaded.target, batch, plain, seed, [b])
+      else:
+        module, started = speculative, speculative.start(loaded.target, drafters[name], batch, config[name], seed, [b])
+      jax.block_until_ready(started[2:])
+      prefill += time.perf_counter() - begin
+      results.append(module.finish(*started))
+    return sum(int(result.lengths[0]) for result in results), prefill, results
 
-  runs = {name: (lambda name=name: decode(name)) for name in (None, *drafters)}
-  times = measure.time_side_by_side(runs, passes, advance)
-  rows = [zoos.row('walltime', task, loaded, None, temperature, gamma=None, ms_per_token=1e3 * times[None][0],
-                   tokens=times[None][1], seed=seed)]
-  for name in drafters:
-    gamma, c, v = config[name].gamma, steps[name].c, steps[name].v(max_gamma)
-    a = alpha[task, temperature, name]
-    total = {key: sum(int(getattr(result, key)[0]) for result in last[name])
-             for key in ('lengths', 'rounds', 'accepted', 'tested')}
-    rows.append(zoos.row(
-        'walltime', task, loaded, name, temperature, gamma=gamma, alpha=a,
-        accepted_over_tested=total['accepted'] / max(total['tested'], 1),
-        tokens_per_round=total['lengths'] / total['rounds'], c=c, v=v[gamma],
-        speedup_expected=float(theory.speedup(a, gamma, c)), speedup_expected_v=float(theory.speedup(a, gamma, c, v[gamma])),
-        speedup_measured=times[None][0] / times[name][0], ms_per_token=1e3 * times[name][0], tokens=times[name][1],
-        seed=seed))
+  timed = measure.in_turn({name: functools.partial(decode, name) for name in (None, *drafters)}, passes, advance)
+
+  def median(name, cost):
+    return statistics.median(cost(seconds, made[1]) / made[0] for seconds, made in timed[name])
+
+  rows = []
+  for name in timed:
+    tokens, _, results = timed[name][-1][1]
+    row = zoos.row(
+        'walltime', task, loaded, name, temperature, gamma=None, ms_per_token=1e3 * median(name, lambda all_, _: all_),
+        ms_per_token_decoding=1e3 * median(name, lambda all_, prefill: all_ - prefill), tokens=tokens, seed=seed,
+        ms_of_prefill=1e3 * statistics.median(made[1] for _, made in timed[name]) / len(batches))
+    if name is not None:
+      gamma, c, v, a = config[name].gamma, steps[name].c, steps[name].v(max_gamma), alpha[task, temperature, name]
+      total = {key: sum(int(getattr(result, key)[0]) for result in results)
+               for key in ('lengths', 'rounds', 'accepted', 'tested')}
+      row |= dict(
+          gamma=gamma, alpha=a, accepted_over_tested=total['accepted'] / max(total['tested'], 1),
+          tokens_per_round=total['lengths'] / total['rounds'], c=c, v=v[gamma],
+          speedup_expected=float(theory.speedup(a, gamma, c)),
+          speedup_expected_v=float(theory.speedup(a, gamma, c, v[gamma])),
+          speedup_measured=rows[0]['ms_per_token'] / row['ms_per_token'],
+          speedup_decoding=rows[0]['ms_per_token_decoding'] / row['ms_per_token_decoding'])
+    rows.append(row)
   return rows
 
 

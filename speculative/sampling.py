@@ -44,7 +44,8 @@ def adjust(logits, temperature, top_k=0, top_p=1.0, filtered=True):
   if filtered:
     soft = jnp.where(greedy, soft, _filter(soft, top_k, top_p))
   one_hot = jnp.arange(logits.shape[-1]) == first_true(logits == peak)[..., None]
-  valid = is_valid(logits)[..., None]
+  # Compared, not computed: vectorised maxima and exponentials need not let a NaN through.
+  valid = jnp.all(logits < jnp.inf, axis=-1, keepdims=True) & (peak > -jnp.inf)
   return Distribution(*(jnp.where(valid, a, jnp.nan) for a in (jnp.where(greedy, one_hot, soft), soft)))
 
 

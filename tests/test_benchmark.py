@@ -68,10 +68,10 @@ def test_tables_and_figure(tmp_path):
   common = {'experiment': 'benchmark', 'system': 'speculative', 'temperature': 0.0, 'gamma': None, 'dtype': 'float32',
             'draft': None, 'label': 'measured'}
   plain = [common | {'target': 't5-base', 'task': 'random', 'ms_per_token': ms, 'ratio': ms / 13, 'system': system,
-                     'share_of_product': 12 / ms, 'ms_to_first_token': 80., 'compile_seconds': None}
+                     'share_of_bandwidth': 12 / ms, 'ms_to_first_token': 80., 'compile_seconds': None}
            for system, ms in (('speculative', 13.), ('t5x', 17.))]
   pair = common | {'label': 'widened', 'target': 't5-large', 'draft': 't5-small', 'task': 'ende', 'gamma': 4, 'c': .1,
-                   'v': 1.2, 'tokens_per_round': 3., 'speedup_expected_v': 1.8, 'speedup_measured': 1.9, 'of_rounds': .98,
+                   'v': 1.2, 'tokens_per_round': 3., 'speedup_expected_v': 1.8, 'speedup_measured': 1.9, 'of_rounds': .98, 'speedup_decoding': 2.,
                    'ms_per_token': 22.}
   batch = [common | {'target': 'packaged', 'task': 'batch', 'batch': n, 'draft': 'base', 'gamma': 3, 'ms_per_token': 1.,
                      'tokens_per_second': 600. * n, 'speedup_measured': 1.2 / n} for n in (1, 2)]
@@ -93,6 +93,6 @@ def test_a_small_run(tmp_path):
       env=os.environ | {'JAX_PLATFORMS': 'cpu'})
   assert result.returncode == 0, result.stderr
   rows = [json.loads(line) for line in (tmp_path / 'results.jsonl').read_text().splitlines()]
-  assert [row['task'] for row in rows if row['system'] == 'speculative'] == ['random', 'slots', 'slots'] + ['batch'] * 4
+  assert [row['task'] for row in rows if row['system'] == 'speculative'] == ['random', 'slots', 'slots'] + ['finished'] * 4 + ['batch'] * 4
   assert rows[0]['target'] == 't5-small' and rows[0]['draft'] is None and rows[0]['ms_per_token'] > 0
-  assert (tmp_path / 'benchmark.md').read_text().count('## ') == 3
+  assert (tmp_path / 'benchmark.md').read_text().count('## ') == 4

@@ -1,15 +1,13 @@
-"""The text of compiled programs: nothing large is copied inside the loops."""
-import re
-
+"""The text of compiled programs: nothing large is copied inside the loops, and how much they do."""
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import speculative
 from speculative.decoding import autoregressive
-from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import speculative as loop
-from speculative.decoding.targets import Target
+from speculative.measure import program
 from speculative.models import t5
 
 # Caches and weights (all but the relative biases) have more elements than anything else in the loops.
@@ -20,36 +18,64 @@ DRAFT = t5.T5Config(vocab_size=97, d_model=40, d_ff=80, num_heads=2, d_kv=40, nu
 LEAST = 3000
 
 
-def copies(text, least):
-  """Copies of at least so many elements in the computations that a loop runs, as lines of HLO."""
-  computations = dict(re.findall(r'^(?:ENTRY )?(%[\w.-]+) \([^\n]*\{\n(.*?)^\}', text, re.M | re.S))
-  entry = re.search(r'^ENTRY (%[\w.-]+)', text, re.M)[1]
-  found = []
-  for name, body in computations.items():
-    if name != entry:
-      for line in body.splitlines():
-        shape = re.search(r'= \w+\[([\d,]*)\]\S* copy\(', line)
-        if shape and np.prod([int(n) for n in shape[1].split(',') if n], dtype=int) >= least:
-          found.append(line.strip()[:120])
-  return found
-
-
 @pytest.fixture(scope='module')
 def models():
   return [speculative.Model(config, t5.init_params(config, jax.random.key(0))) for config in (CONFIG, DRAFT)]
 
 
+def text(models, kind, batch):
+  """The compiled loop's."""
+  target, draft = models
+  inputs, config = np.ones((batch, 7), np.int32), speculative.DecodeConfig(gamma=3, max_decode_len=64)
+  if kind == 'plain':
+    lowered = autoregressive.run.lower(*autoregressive.start(target, inputs, config))
+  else:
+    lowered = loop.run.lower(*loop.start(target, draft, inputs, config), np.int32(64))
+  return lowered.compile().as_text()
+
+
 @pytest.mark.parametrize('batch', [1, 3])
 @pytest.mark.parametrize('kind', ['plain', 'speculative'])
 def test_neither_cache_nor_weight_is_copied_in_the_loop(models, kind, batch):
-  target, draft = models
-  inputs = np.ones((batch, 7), np.int32)
-  config = speculative.DecodeConfig(gamma=3, max_decode_len=64)
-  if kind == 'plain':
-    ids, settings, keys = decode_inputs.prepare(target, inputs, config)
-    program = autoregressive.Program(Target.of(target), 64, config.filtered)
-    state = autoregressive.prefill(program, target.params, ids)
-    lowered = autoregressive.run.lower(program, target.params, settings, *state, keys)
-  else:
-    lowered = loop.run.lower(*loop.start(target, draft, inputs, config), np.int32(64))
-  assert copies(lowered.compile().as_text(), LEAST) == []
+  assert program.loop_copies(text(models, kind, batch), LEAST) == []
+
+
+@pytest.mark.parametrize('kind,most', [('plain', 150), ('speculative', 420)])
+def test_operations(models, kind, most):
+  """Small models' time is made of them. A random generator inside the loop adds some 180."""
+  assert 50 < program.loop_operations(text(models, kind, 1)) < most
+
+
+def test_counting():
+  """Loops inside count as often as they run, outermost operations and what lies outside of the loop do not."""
+  def outer(carry):
+    i, x = carry
+    x = jax.lax.fori_loop(0, 5, lambda _, x: jnp.cos(x @ x), x)
+    return i + 1, jnp.sin(x @ x)
+  def run(x, n):
+    return jax.lax.while_loop(lambda c: c[0] < n, outer, (0, jnp.tanh(x @ x)))
+  compiled = jax.jit(run).lower(jnp.ones((64, 64)), 3).compile().as_text()
+  products = compiled.count(' dot(') + compiled.count('__ynn_fusion')
+  assert products >= 3
+  # In each pass: 6 products and 6 functions of them; loops' own counters and conditions are a few more.
+  assert 12 <= program.loop_operations(compiled) <= 12 + 6 * 5
+  assert program.loop_operations(jax.jit(jnp.sin).lower(1.).compile().as_text()) == 0
+
+
+def test_copies_are_seen():
+  text = """HloModule m
+
+%body (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %p = (s32[], f32[8,16]{1,0}) parameter(0)
+  %a = f32[8,16]{1,0} get-tuple-element(%p), index=1
+  %copy.1 = f32[8,16]{1,0} copy(%a)
+  ROOT %t = (s32[], f32[8,16]{1,0}) tuple(%i, %copy.1)
+}
+
+ENTRY %main (x: f32[8,16]) -> f32[8,16] {
+  %x = f32[8,16]{1,0} parameter(0)
+  ROOT %copy.2 = f32[8,16]{1,0} copy(%x)
+}
+"""
+  assert program.loop_copies(text, 128) == ['%copy.1 = f32[8,16]{1,0} copy(%a)']
+  assert program.loop_copies(text, 129) == []

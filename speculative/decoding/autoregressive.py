@@ -27,11 +27,20 @@ def autoregressive_decode(target, inputs, config=DecodeConfig(), seed=0, row_ids
   Arguments, result and errors as for `speculative_decode`; `config.gamma` and `config.lenience` are not used. The
   result has no drafts: `rounds` counts target calls.
   """
+  return finish(*start(target, inputs, config, seed, row_ids))
+
+
+def start(target, inputs, config, seed=0, row_ids=None):
+  """Checks everything, then prefills: (program, params, settings, cache, token, position, row_keys), which `run` takes."""
   static = Target.of(target)
   inputs, settings, row_keys = decode_inputs.prepare(target, inputs, config, seed, row_ids)
   program = Program(static, config.max_decode_len, config.filtered)
-  out = run(program, target.params, settings, *prefill(program, target.params, inputs), row_keys)
-  tokens, log_probs, lengths, finish_reason = jax.device_get(out)
+  return program, target.params, settings, *prefill(program, target.params, inputs), row_keys
+
+
+def finish(*started):
+  """What `start` returned → `DecodeResult`."""
+  tokens, log_probs, lengths, finish_reason = jax.device_get(run(*started))
   none = np.zeros_like(lengths)
   return loop.DecodeResult(tokens, lengths, log_probs, finish_reason, rounds=lengths, drafted=none, tested=none,
                            accepted=none, accepted_per_round=np.full(tokens.shape, -1, np.int32))
@@ -48,13 +57,13 @@ def run(program, params, settings, cache, token, position, row_keys):
   """(tokens int32[B, N], log_probs float32[B, N], lengths int32[B], finish_reason int32[B])."""
   target, n = program.target, program.max_decode_len
   batch = token.shape[0]
+  uniforms = loop.uniforms(row_keys, n, 2)
 
   def step(carry):
     i, token, tokens, log_probs, lengths, finish, cache = carry
     logits, cache = target.extend(params, cache, token[:, None], position + i)
     p, soft = settings.adjust(target, program.filtered, logits[:, 0], jnp.full(batch, i))
-    u = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (2,), jnp.float32))(row_keys)
-    token = algorithm.draw(p, u)
+    token = algorithm.draw(p, uniforms[:, i])
     broken = jnp.isnan(p[:, 0])  # a distribution that is not finite is NaN in every entry
     running = finish == FinishReason.RUNNING
     keep = running & ~broken

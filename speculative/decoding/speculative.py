@@ -53,8 +53,7 @@ def speculative_decode(target, drafter, inputs, config=DecodeConfig(), seed=0, r
     ValueError: settings out of range, inputs of a wrong shape, a target and drafter of different vocabularies.
     TypeError: what is passed is no target, drafter or `DecodeConfig`.
   """
-  program, params, settings, state = start(target, drafter, inputs, config, seed, row_ids)
-  return to_result(program, run(program, params, settings, state, np.int32(config.max_decode_len)))
+  return finish(*start(target, drafter, inputs, config, seed, row_ids))
 
 
 def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
@@ -74,6 +73,11 @@ def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
   return program, params, settings, prefill(program, params, settings, inputs, row_keys)
 
 
+def finish(program, params, settings, state):
+  """What `start` returned → `DecodeResult`."""
+  return to_result(program, run(program, params, settings, state, np.int32(program.max_decode_len)))
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def prefill(program, params, settings, inputs, row_keys):
   """`RowSettings`, inputs int32[B, S], PRNG keys [B] → the `LoopState` before the first round."""
@@ -91,6 +95,7 @@ def prefill(program, params, settings, inputs, row_keys):
       rounds=zeros, drafted=zeros, tested=zeros, accepted=zeros,
       accepted_per_round=jnp.full((batch, max(n, 1)), -1, jnp.int32),
       drafts=jnp.zeros((batch, gamma), jnp.int32), row_keys=row_keys,
+      uniforms=loop.uniforms(row_keys, max(n, 1), 3 * gamma + 2),
       cache=program.target.prefill(params[0], inputs, room),
       draft_state=program.drafter.prefill(params[1], inputs, room))
 
@@ -114,11 +119,12 @@ def _round(program, params, settings, s):
   target, gamma = program.target, program.gamma
   rows = jnp.arange(s.tokens.shape[0])
   emitted = s.lengths - 1
-  fold = jax.vmap(jax.random.fold_in)
-  u_draft, r, u_last = loop.round_uniforms(fold(s.row_keys, s.rounds), gamma)
+  u = jnp.take_along_axis(s.uniforms, s.rounds[:, None, None], axis=1, mode='clip')[:, 0]
+  u_draft, r, u_last = loop.split_uniforms(u, gamma)
 
   # Draft: x_1 … x_γ and the distributions they were drawn from.
-  sample = settings.sampler(target, program.filtered, emitted, u_draft, fold(s.row_keys, s.rounds + OWN_KEYS))
+  own_keys = jax.vmap(jax.random.fold_in)(s.row_keys, s.rounds + OWN_KEYS)
+  sample = settings.sampler(target, program.filtered, emitted, u_draft, own_keys)
   x, q, draft_state = program.drafter.draft(params[1], s.draft_state, s.tokens, s.lengths, gamma, sample)
 
   # Verify: p_1 … p_{γ+1} for all prefixes in one call.
@@ -187,7 +193,7 @@ def lenient_argmax(soft, x, lenience):
 def to_result(program, s):
   """`LoopState` → `DecodeResult`, on the host."""
   n = program.max_decode_len
-  s = jax.device_get(dataclasses.replace(s, cache=None, draft_state=None, row_keys=None))
+  s = jax.device_get(dataclasses.replace(s, cache=None, draft_state=None, row_keys=None, uniforms=None))
   return loop.DecodeResult(
       tokens=s.tokens[:, 1:n + 1], lengths=s.lengths - 1, log_probs=s.log_probs[:, 1:n + 1],
       finish_reason=s.finish_reason, rounds=s.rounds, drafted=s.drafted, tested=s.tested,

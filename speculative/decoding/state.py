@@ -39,6 +39,7 @@ class LoopState:
     accepted_per_round: int32[B, max(N, 1)], −1 where there was no such round.
     drafts: int32[B, γ], what the last round drafted, for traces (a round of fewer drafts leaves the rest as it was).
     row_keys: PRNG keys [B], from (seed, row id).
+    uniforms: float32[B, max(N, 1), 3γ + 2], every round's, for `split_uniforms`.
     cache: the target's.
     draft_state: the drafter's.
   """
@@ -54,6 +55,7 @@ class LoopState:
   accepted_per_round: jax.Array
   drafts: jax.Array
   row_keys: jax.Array
+  uniforms: jax.Array
   cache: Any
   draft_state: Any
 
@@ -85,17 +87,31 @@ class DecodeResult:
   accepted_per_round: np.ndarray
 
 
-def round_uniforms(keys, gamma):
-  """One independent uniform in [0, 1) for every decision of a round of Algorithm 1.
+def uniforms(keys, rounds, size):
+  """float32[B, rounds, size] in [0, 1), of PRNG keys [B]: each round's own, whatever their number.
+
+  Drawn before a loop, not in it: there the generator would cost XLA:CPU some hundred operations a round.
+  """
+  def of_round(key, i):
+    return jax.random.uniform(jax.random.fold_in(key, i), (size,), jnp.float32)
+  return jax.vmap(lambda key: jax.vmap(lambda i: of_round(key, i))(jnp.arange(rounds)))(keys)
+
+
+def split_uniforms(u, gamma):
+  """One independent uniform for every decision of a round of Algorithm 1.
 
   Args:
-    keys: PRNG keys [B].
+    u: float32[B, ≥ 3γ + 2].
 
   Returns:
     (float32[B, γ, 2] to draw the drafts with, [B, γ] to test them with, [B, 2] to draw the last token with).
   """
-  u = jax.vmap(lambda key: jax.random.uniform(key, (3 * gamma + 2,), jnp.float32))(keys)
-  return u[:, :2 * gamma].reshape(len(u), gamma, 2), u[:, 2 * gamma:3 * gamma], u[:, 3 * gamma:]
+  return u[:, :2 * gamma].reshape(len(u), gamma, 2), u[:, 2 * gamma:3 * gamma], u[:, 3 * gamma:3 * gamma + 2]
+
+
+def round_uniforms(keys, gamma):
+  """As `split_uniforms`, of PRNG keys [B] that no other round has."""
+  return split_uniforms(jax.vmap(lambda key: jax.random.uniform(key, (3 * gamma + 2,), jnp.float32))(keys), gamma)
 
 
 def write_rows(array, new, starts):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative import algorithm
+from speculative.decoding import state as decode_state
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.targets import Drafter
 from speculative.decoding.targets import Target
@@ -126,13 +127,13 @@ def step_times(target, drafters, inputs, config=DecodeConfig(), gammas=(1, 3, 7)
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, count):
   """`count` (traced) rounds without their drafts, each depending on the one before; γ = 0: steps of plain decoding."""
-  batch = tokens.shape[0]
+  uniforms = _uniforms(tokens.shape[0], gamma + 2)
 
   def step(i, carry):
     block, cache = carry
     logits, cache = target.extend(params, cache, block, lengths - 1)
     p = rows.adjust(target, filtered, logits, jnp.broadcast_to(lengths[:, None], logits.shape[:-1])).probs
-    u = _uniform(batch, i, gamma + 2)
+    u = uniforms[:, i % uniforms.shape[1]]
     if gamma:
       n, weights = algorithm.verify(p, p[:, 1:], block[:, 1:], u[:, 2:])
     else:
@@ -147,10 +148,11 @@ def _verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, 
 def _draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, lengths, count):
   """`count` (traced) times γ drafts, each depending on the ones before."""
   batch = tokens.shape[0]
+  uniforms = _uniforms(batch, 2 * gamma)
 
   def step(i, carry):
     token, state = carry
-    sample = rows.sampler(target, filtered, lengths, _uniform(batch, i, 2 * gamma).reshape(batch, gamma, 2),
+    sample = rows.sampler(target, filtered, lengths, uniforms[:, i % uniforms.shape[1]].reshape(batch, gamma, 2),
                           jax.vmap(jax.random.fold_in, (0, None))(_keys(batch), i))
     known = tokens.at[jnp.arange(batch), lengths - 1].set(token)
     x, _, state = drafter.draft(params, state, known, lengths, gamma, sample)
@@ -163,6 +165,6 @@ def _keys(batch):
   return jax.vmap(lambda row: jax.random.key(row, impl='threefry2x32'))(jnp.arange(batch, dtype=jnp.uint32))
 
 
-def _uniform(batch, i, size):
-  """float32[B, size], uniform in [0, 1), drawn as the loop draws them."""
-  return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, i), (size,)))(_keys(batch))
+def _uniforms(batch, size):
+  """float32[B, 16, size], drawn ahead as the loop's are."""
+  return decode_state.uniforms(_keys(batch), 16, size)

@@ -284,34 +284,46 @@ def benchmark_tables(rows):
   """Of `experiments.benchmark`: a `Table` for each thing that it measures."""
   rows = [row for row in rows if row.get('experiment') == 'benchmark']
   plain = [row for row in rows if row.get('task') == 'random']
-  pairs = [row for row in rows if row.get('label') == 'widened']
+  pairs = [row for row in rows if row.get('label') == 'widened' and row['task'] != 'compile']
+  compiled = [row for row in rows if row.get('task') == 'compile']
   slots = [row for row in rows if row.get('task') == 'slots']
+  finished = [row for row in rows if row.get('task') == 'finished']
   batches = [row for row in rows if row.get('task') == 'batch']
   found = []
   if plain:
     found.append(Table(
-        'Plain decoding, batch 1, random weights', ('target', 'system', 'dtype', 'ms/token', '× ours', 'of a product',
+        'Plain decoding, batch 1, random weights', ('target', 'system', 'dtype', 'ms/token', '× ours', 'of bandwidth',
                                                     'first token, ms', 'compiling, s'),
         tuple((row['target'], row['system'], row['dtype'], number(row['ms_per_token'], 1), number(row['ratio']),
-               number(row['share_of_product']), number(row['ms_to_first_token'], 0), number(row['compile_seconds'], 1))
+               number(row['share_of_bandwidth']), number(row['ms_to_first_token'], 0), number(row['compile_seconds'], 1))
               for row in plain),
-        ('ms/token: decoding alone, without encoder and start-up. of a product: time of one matrix-vector product over the '
-         'same bytes of weights, in the same process, over ours. first token: encoder and all.',)))
+        ('ms/token: decoding alone, without encoder and start-up. of bandwidth: the time in which the weights of a step can '
+         'be read, in the same process, over ours: that of one matrix-vector product over as many bytes (on a GPU or TPU, '
+         'of a copy of half as many). first token: encoder and all. compiling: tracing included.',)))
   if pairs:
     found.append(Table(
         'Speculative decoding, batch 1 [widened]',
-        ('target', 'draft', 'system', 'T', 'γ', 'tokens/round', 'c', 'v', 'i.i.d.', 'speed-up', 'of the rounds', 'ms/token',
-         '× ours'),
+        ('target', 'draft', 'system', 'T', 'γ', 'tokens/round', 'c', 'v', 'i.i.d.', 'decoding', 'of the rounds', 'speed-up',
+         'ms/token', '× ours'),
         tuple((row['target'], draft_name(row), row['system'], f'{row["temperature"]:g}', number(row['gamma'], 0),
                number(row.get('tokens_per_round')), number(row.get('c'), 3), number(row.get('v')),
-               number(row.get('speedup_expected_v')), number(row.get('speedup_measured')), number(row.get('of_rounds')),
+               number(row.get('speedup_expected_v')), number(row.get('speedup_decoding')), number(row.get('of_rounds')),
+               number(row.get('speedup_measured')),
                number(row['ms_per_token'], 1), number(row.get('ratio'))) for row in pairs),
         ('The packaged models, embedded in larger shapes without changing what they compute; a draft named as the packaged '
-         'one is not. i.i.d.: expected from α with v. of the rounds: the speed-up over (tokens a round) / (γc + v). '
+         'one is not. i.i.d.: speed-up expected from α with v. decoding: measured, without the prefill. of the rounds: that over '
+         '(tokens a round) / (γc + v). speed-up, ms/token: of whole texts. '
          '× ours: time a token over ours with the same draft.',)))
+  if compiled:
+    found.append(Table('Tracing and compiling the whole speculative program [widened]', ('target', 'draft', 'γ', 'seconds'), tuple(
+        (row['target'], row['draft'], str(row['gamma']), number(row['compile_seconds'], 1)) for row in compiled)))
   if slots:
     found.append(Table('A step in caches of different sizes', ('target', 'slots', 'ms/token', 'of the first'), tuple(
         (row['target'], str(row['slots']), number(row['ms_per_token'], 1), number(row['ratio'])) for row in slots)))
+  if finished:
+    found.append(Table(f'A step with finished rows, batch {finished[0]["batch"]}', ('target', 'finished', 'ms/step', 'of the first'),
+                       tuple((row['target'], str(row['finished']), number(row['ms_per_step'], 1), number(row['ratio']))
+                             for row in finished)))
   if batches:
     found.append(Table(
         'Batch size, packaged models', ('batch', 'draft', 'γ', 'tokens/s', 'accepted/tested', 'tokens/round', 'speed-up'),
