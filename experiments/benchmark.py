@@ -5,7 +5,7 @@
 Plain decoding has random weights. Speculative decoding has the packaged models, embedded in larger shapes without changing
 what they compute (`speculative.training.grow`; labelled `widened`): the tokens, and so what is accepted, are the packaged
 models', the cost is the large shape's. Other libraries run where they are installed (`experiments/peers.py`). Writes
-results.jsonl (after every part, so that what an interrupted run measured is there), benchmark.md and benchmark.png.
+results.jsonl (as they are measured, so that those of an interrupted run are there), benchmark.md and benchmark.png.
 Programs are compiled anew, the persistent cache is not used: compilation is timed too.
 
 What was tried on CPU and did not help (XLA of jax 0.10.2, two cores): splitting the rows of a verification over several
@@ -53,7 +53,7 @@ DRAFT = 'base'  # the packaged draft that is embedded in T5's shapes
 @gin.configurable
 def benchmark(output_dir, dry_run=False, *, shapes=('base', 'large'), pairs=('large',), drafts=('small',),
               others=tuple(peers.PLAIN), assisted=(3, 5), batches=(1, 2, 4, 8, 16, 32), slots=(128, 4096), dtype=None,
-              input_len=64, length=32, passes=5, prompts=6, seed=0):
+              input_len=64, length=32, passes=5, prompts=6, temperatures=(0.0, 1.0), seed=0):
   """Measures, prints the tables, writes the report.
 
   Args:
@@ -67,7 +67,7 @@ def benchmark(output_dir, dry_run=False, *, shapes=('base', 'large'), pairs=('la
     dtype: of the parameters, 'float32' or 'bfloat16', for every library; None: float32 on CPU, else bfloat16.
     input_len, length: tokens of the input and of what is decoded, for plain decoding.
     passes: timed passes, in turn; medians are reported.
-    prompts: texts for speculative decoding.
+    prompts, temperatures: for speculative decoding.
   """
   for shape in (*shapes, *pairs, *drafts):
     if shape not in t5.SHAPES:
@@ -80,7 +80,8 @@ def benchmark(output_dir, dry_run=False, *, shapes=('base', 'large'), pairs=('la
     _check_memory(shape, dtype)
   parts = {f'T5-{shape}': functools.partial(plain_rows, shape, dtype, others, input_len, length, passes, seed)
            for shape in shapes}
-  parts |= {f'T5-{shape} with drafts': functools.partial(pair_rows, shape, drafts, dtype, assisted, prompts, passes, seed)
+  parts |= {f'T5-{shape} with drafts': functools.partial(
+      pair_rows, shape, drafts, dtype, assisted, prompts, temperatures, passes, seed)
             for shape in pairs}
   if slots:
     parts['caches'] = functools.partial(slot_rows, dtype, slots, passes)
@@ -93,8 +94,9 @@ def benchmark(output_dir, dry_run=False, *, shapes=('base', 'large'), pairs=('la
   rows = []
   for name, measured in parts.items():
     print(f'{name} …', file=sys.stderr, flush=True)
-    rows += measured()
-    results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
+    for row in measured():
+      rows.append(row)
+      results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
   found = tables.benchmark_tables(rows)
   for table in found:
     print(table.to_text(), flush=True)
@@ -209,53 +211,48 @@ def widened(model, shape, dtype):
                            model.vocabulary, name=f'{model.name} widened to t5-{shape}')
 
 
-def pair_rows(shape, drafts, dtype, assisted, prompts, passes, seed):
+def pair_rows(shape, drafts, dtype, assisted, prompts, temperatures, passes, seed):
   """Plain and speculative decoding of texts with a target of T5's shape, and Transformers' assisted generation of them."""
   narrow = speculative.load_pretrained(str(dtype))
   draft = narrow.drafts[DRAFT]
   narrow = dataclasses.replace(narrow, texts={'ende': narrow.texts['ende']}, counts={}, drafts={DRAFT: draft})
-  found = alphas.measure_alphas(narrow, tokens=2000)
+  found = alphas.measure_alphas(narrow, tokens=2000, temperatures=temperatures)
   found += [row | {'draft': f't5-{name}'} for row in found if row['draft'] == DRAFT for name in drafts]  # the same function
   wide = dataclasses.replace(narrow, target=widened(narrow.target, shape, dtype), drafts={
       f't5-{name}': widened(draft, name, dtype) for name in drafts} | {DRAFT: draft})
-  rows = []
+  inputs = walltime.pick(wide, 'ende', 64, prompts)
   for name, drafter in wide.drafts.items():
-    seconds = _compile_seconds(wide.target, drafter, walltime.pick(wide, 'ende', 64, 1)[0], speculative.DecodeConfig(gamma=5))
-    rows.append(_row('widened', f't5-{shape}', name, dtype, system='speculative', task='compile', gamma=5, temperature=None,
-                     compile_seconds=seconds))
-  for row in walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes, gammas=(1, 3, 7), max_gamma=8,
-                                         loop_steps=6):
+    seconds = _compile_seconds(wide.target, drafter, inputs[0], speculative.DecodeConfig(gamma=5))
+    yield _row('widened', f't5-{shape}', name, dtype, system='speculative', task='compile', gamma=5, temperature=None,
+               compile_seconds=seconds)
+  rows = walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes, temperatures=temperatures, gammas=(1, 3, 7),
+                                     max_gamma=8, loop_steps=6)
+  for row in rows:
     row |= {'experiment': 'benchmark', 'label': 'widened', 'target': f't5-{shape}', 'system': 'speculative'}
     if row['draft']:
       row['of_rounds'] = row['speedup_decoding'] * (row['gamma'] * row['c'] + row['v']) / row['tokens_per_round']
-    rows.append(row)
+    yield row
   missing = [name for name in ('torch', 'transformers') if not importlib.util.find_spec(name)]
   if assisted and missing:
     print(f'assisted generation is left out: {" and ".join(missing)} not installed', flush=True)
-  elif assisted:
-    rows += _assisted_rows(wide, shape, drafts[0], rows, assisted, prompts, passes, seed)
-  return rows
-
-
-def _assisted_rows(wide, shape, draft_shape, ours, draft_tokens, prompts, passes, seed):
-  """Transformers on the same two models and texts."""
-  inputs = [batch[batch != wide.vocabulary.pad_id] for batch in walltime.pick(wide, 'ende', 64, prompts)]
-  draft, dtype = f't5-{draft_shape}', wide.target.params['embedding'].dtype
-  rows = []
+    return
+  if not assisted:
+    return
+  # The same two models and texts. Ours leave the memory first.
+  name, inputs = f't5-{drafts[0]}', [batch[batch != wide.vocabulary.pad_id] for batch in inputs]
   with tempfile.TemporaryDirectory() as folder:
-    paths = {name: os.path.join(folder, name) for name in ('target', 'draft')}
+    paths = {'target': os.path.join(folder, 'target'), 'draft': os.path.join(folder, 'draft')}
     speculative.save_model(wide.target, paths['target'], dtype=str(dtype))
-    speculative.save_model(wide.drafts[draft], paths['draft'], dtype=str(dtype))
+    speculative.save_model(wide.drafts[name], paths['draft'], dtype=str(dtype))
+    del wide, drafter
     run = peers.assisted(paths['target'], paths['draft'], inputs, 128, str(dtype))
-    for temperature in (0.0, 1.0):
-      times = measure.time_side_by_side(
-          {n: functools.partial(run, temperature, n) for n in (None, *draft_tokens)}, passes)
-      reference = {row['draft']: row['ms_per_token'] for row in ours if row['temperature'] == temperature}
-      for n, (seconds, tokens) in times.items():
-        rows.append(_row('widened', f't5-{shape}', draft if n else None, dtype, system='transformers', task='ende',
-                         temperature=temperature, gamma=n, ms_per_token=1e3 * seconds, tokens=tokens,
-                         ratio=1e3 * seconds / reference[draft if n else None], seed=seed))
-  return rows
+  for temperature in temperatures:
+    times = measure.time_side_by_side({n: functools.partial(run, temperature, n) for n in (None, *assisted)}, passes)
+    reference = {row['draft']: row['ms_per_token'] for row in rows if row['temperature'] == temperature}
+    for n, (seconds, tokens) in times.items():
+      yield _row('widened', f't5-{shape}', name if n else None, dtype, system='transformers', task='ende',
+                 temperature=temperature, gamma=n, ms_per_token=1e3 * seconds, tokens=tokens,
+                 ratio=1e3 * seconds / reference[name if n else None], seed=seed)
 
 
 def slot_rows(dtype, slots, passes):
@@ -316,4 +313,4 @@ def batch_rows(batches, passes, seed, gamma=3):
 
 
 if __name__ == '__main__':
-  command.main(benchmark)
+  command.main(benchmark, keep_programs=False)

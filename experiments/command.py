@@ -9,6 +9,7 @@ from absl import flags
 from absl import logging
 import gin
 from gin import config_parser
+import jax
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string('gin_file', [], 'Configuration file; may be given several times.')
@@ -59,10 +60,24 @@ class UsageError(Exception):
   """A mistake of the caller's, told in one line."""
 
 
-def main(experiment, positional=None):
+def _keep_programs():
+  """Compiled programs are kept in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR names another."""
+  if jax.config.jax_compilation_cache_dir is None:
+    cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
+    folder = os.path.join(cache, 'speculative', 'programs')
+    try:
+      os.makedirs(folder, exist_ok=True)
+    except OSError:
+      return
+    jax.config.update('jax_compilation_cache_dir', folder)
+    jax.config.update('jax_compilation_cache_max_size', 2 << 30)  # bytes; the least recently used go
+
+
+def main(experiment, positional=None, keep_programs=True):
   """Parses the command line, binds gin, and calls `experiment(output_dir=…, dry_run=…)`.
 
   Other arguments are a mistake, unless `positional` names the keyword under which the experiment takes their list.
+  `keep_programs`: JAX's persistent compilation cache.
 
   A mistake in the configuration ends the program with status 1 and one line, before anything is loaded.
   """
@@ -73,6 +88,9 @@ def main(experiment, positional=None):
 
   def fail(error):
     sys.exit('error: ' + _located(str(error).split('\n')[0], bindings))  # gin adds where it was called from
+
+  if keep_programs:
+    _keep_programs()
 
   def run(argv):
     debug = FLAGS.verbosity > 0  # before it is set here

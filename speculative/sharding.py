@@ -1,12 +1,16 @@
-"""How the parameters of a model are split over the devices of a mesh.
+"""How parameters, caches and the loop's variables are split over the devices of a mesh.
 
 A mesh has the axes `data` (rows of a batch) and `model` (heads, hidden units, rows of the embedding). Columns of every
 matrix are ordered so that a split keeps together what belongs together: a head's q, k and v, a unit's two gates.
 """
+from typing import NamedTuple
+
 import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
+
+from speculative.models import kv_cache
 
 DATA, MODEL = 'data', 'model'
 # By the parameter's name, or its parent's where that is a dense layer's weight and bias.
@@ -78,3 +82,59 @@ def _axes(path, shape, n):
     if shape[axis] % n:
       return ()
   return (MODEL,) if axis == 0 else (None, MODEL)
+
+
+class Layout(NamedTuple):
+  """Where a decoding run's arrays are: static, a part of a compiled program's key.
+
+  Attributes:
+    mesh: `jax.sharding.Mesh` with the axes `data` and `model`.
+    split: whether the target's parameters are split over `model`, and the drafter's.
+  """
+  mesh: jax.sharding.Mesh
+  split: tuple[bool, bool]
+
+  def constrain(self, tree, split=False):
+    """Says inside a jitted function where arrays with the batch axis first are: rows over `data`; and, if `split`, heads of
+    keys and values over `model`. A batch that `data` does not divide is replicated."""
+    def one(node):
+      if isinstance(node, kv_cache.KVCache):
+        heads = (MODEL,) if split else ()
+        return kv_cache.KVCache(*jax.tree.map(lambda a: at(a, heads), (node.self_kv, node.cross_kv)),
+                                jax.tree.map(at, node.encoder_mask))
+      return at(node)
+
+    def at(array, more=()):
+      rows = DATA if array.shape[0] % self.mesh.shape[DATA] == 0 else None
+      return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, PartitionSpec(rows, *more)))
+    return jax.tree.map(one, tree, is_leaf=lambda node: isinstance(node, kv_cache.KVCache))
+
+  def replicated(self, tree):
+    """Arrays from the host, the same on every device, whichever hosts these belong to."""
+    return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+
+
+def layout_of(target_params, draft_params=()):
+  """The `Layout` that parameters imply; None on a single device.
+
+  Raises:
+    ValueError: the drafter's parameters are on other devices than the target's.
+  """
+  def shardings(params):
+    return [leaf.sharding for leaf in jax.tree.leaves(params)
+            if getattr(leaf, 'committed', True) and getattr(leaf, 'sharding', None) is not None]
+  target, draft = shardings(target_params), shardings(draft_params)
+  mesh = next((s.mesh for s in target if isinstance(s, NamedSharding) and MODEL in s.mesh.axis_names), None)
+  devices = set() if mesh is None else set(mesh.devices.flat)
+  for sharding in draft:
+    if (target and mesh is None and sharding.device_set != target[0].device_set) or (
+        mesh is not None and sharding.device_set != devices):
+      raise ValueError("the drafter's parameters are not on the target's devices: load it with a mesh of the same ones "
+                       '(speculative.sharding.make_mesh(1) copies a small draft to each)')
+  if mesh is None or mesh.size == 1:
+    return None
+  if DATA not in mesh.axis_names:
+    raise ValueError(f'the mesh has the axes {", ".join(map(str, mesh.axis_names))}; a batch is split over one named {DATA!r} '
+                     '(speculative.sharding.make_mesh)')
+  mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+  return Layout(mesh, tuple(not all(s.is_fully_replicated for s in found) for found in (target, draft)))

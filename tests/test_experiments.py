@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import command
 import speculative
 from speculative.drafters import ngram
 
@@ -140,3 +141,18 @@ def test_a_t5x_checkpoint_becomes_hugging_face_s(tmp_path):
 def test_experiments_refuse_bad_input(experiment, arguments, named):
   result = run(f'experiments.{experiment}', *arguments)
   assert result.returncode == 1 and named in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
+  """So that a second run compiles nothing, unless JAX is told of another folder or the cache cannot be written."""
+  update = []
+  monkeypatch.setattr(command.jax.config, 'update', lambda *setting: update.append(setting))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  command._keep_programs()
+  folder = tmp_path / 'cache' / 'speculative' / 'programs'
+  assert folder.is_dir() and ('jax_compilation_cache_dir', str(folder)) in update
+  update.clear()
+  (tmp_path / 'file').write_text('')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+  command._keep_programs()
+  assert not update

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from speculative import algorithm
+from speculative import sharding
 from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import state as loop
 from speculative.decoding.config import DecodeConfig
@@ -19,6 +20,7 @@ class Program(NamedTuple):
   target: Target
   max_decode_len: int
   filtered: bool
+  layout: sharding.Layout | None = None
 
 
 def autoregressive_decode(target, inputs, config=DecodeConfig(), seed=0, row_ids=None):
@@ -34,13 +36,17 @@ def start(target, inputs, config, seed=0, row_ids=None):
   """Checks everything, then prefills: (program, params, settings, cache, token, position, row_keys), which `run` takes."""
   static = Target.of(target)
   inputs, settings, row_keys = decode_inputs.prepare(target, inputs, config, seed, row_ids)
-  program = Program(static, config.max_decode_len, config.filtered)
+  layout = sharding.layout_of(target.params)
+  if layout:
+    inputs, settings, row_keys = layout.replicated((inputs, settings, row_keys))
+  program = Program(static, config.max_decode_len, config.filtered, layout)
   return program, target.params, settings, *prefill(program, target.params, inputs), row_keys
 
 
-def finish(*started):
+def finish(program, *started):
   """What `start` returned → `DecodeResult`."""
-  tokens, log_probs, lengths, finish_reason = jax.device_get(run(*started))
+  out = run(program, *started)
+  tokens, log_probs, lengths, finish_reason = jax.device_get(program.layout.replicated(out) if program.layout else out)
   none = np.zeros_like(lengths)
   return loop.DecodeResult(tokens, lengths, log_probs, finish_reason, rounds=lengths, drafted=none, tested=none,
                            accepted=none, accepted_per_round=np.full(tokens.shape, -1, np.int32))
@@ -49,7 +55,8 @@ def finish(*started):
 @functools.partial(jax.jit, static_argnums=0)
 def prefill(program, params, inputs):
   """inputs int32[B, S] → (cache, first token int32[B], its position int32[B])."""
-  return (program.target.prefill(params, inputs, program.max_decode_len + 1), *program.target.start(inputs))
+  state = (program.target.prefill(params, inputs, program.max_decode_len + 1), *program.target.start(inputs))
+  return program.layout.constrain(state, program.layout.split[0]) if program.layout else state
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -74,7 +81,8 @@ def run(program, params, settings, cache, token, position, row_keys):
         stop, FinishReason.STOP, jnp.where(lengths == settings.max_decode_len, FinishReason.LENGTH,
                                            FinishReason.RUNNING))))
     log_probs = log_probs.at[:, i].set(jnp.where(keep, jnp.log(loop.take_token(soft, token)), 0.0))
-    return i + 1, token, tokens, log_probs, lengths, jnp.where(running, now, finish).astype(jnp.int32), cache
+    carry = token, tokens, log_probs, lengths, jnp.where(running, now, finish).astype(jnp.int32), cache
+    return i + 1, *(program.layout.constrain(carry, program.layout.split[0]) if program.layout else carry)
 
   finish = jnp.where(settings.max_decode_len > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32)
   carry = (jnp.int32(0), token, jnp.full((batch, n), target.pad_id, jnp.int32), jnp.zeros((batch, n), jnp.float32),

@@ -9,6 +9,7 @@ import numpy as np
 
 from speculative import algorithm
 from speculative import sampling
+from speculative import sharding
 from speculative.checkpoints import pairs
 from speculative.decoding import inputs as decode_inputs
 from speculative.decoding import state as loop
@@ -33,6 +34,15 @@ class Program(NamedTuple):
   gamma: int
   max_decode_len: int
   filtered: bool
+  layout: sharding.Layout | None = None
+
+  def place(self, state):
+    """Says where the state's arrays are, on more than one device."""
+    if self.layout is None:
+      return state
+    placed = self.layout.constrain(dataclasses.replace(state, cache=None, draft_state=None))
+    return dataclasses.replace(placed, cache=self.layout.constrain(state.cache, self.layout.split[0]),
+                               draft_state=self.layout.constrain(state.draft_state, self.layout.split[1]))
 
 
 def speculative_decode(target, drafter, inputs, config=DecodeConfig(), seed=0, row_ids=None):
@@ -69,7 +79,11 @@ def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
   pairs.check_pair(target, drafter)
   inputs, settings, row_keys = decode_inputs.prepare(target, inputs, config, seed, row_ids, drafter)
   gamma = (gamma or config.gamma) if drafting else 0
-  program, params = Program(*static, gamma, config.max_decode_len, config.filtered), (target.params, drafter.params)
+  params = target.params, drafter.params
+  layout = sharding.layout_of(*params)
+  if layout:
+    inputs, settings, row_keys = layout.replicated((inputs, settings, row_keys))
+  program = Program(*static, gamma, config.max_decode_len, config.filtered, layout)
   return program, params, settings, prefill(program, params, settings, inputs, row_keys)
 
 
@@ -88,7 +102,7 @@ def prefill(program, params, settings, inputs, row_keys):
   start, first_positions = program.target.start(inputs)
   zeros = jnp.zeros(batch, jnp.int32)
   tokens = jnp.full((batch, room + 1), program.target.pad_id, jnp.int32).at[:, 0].set(start)
-  return loop.LoopState(
+  return program.place(loop.LoopState(
       tokens=tokens, lengths=zeros + 1, first_positions=first_positions,
       log_probs=jnp.zeros(tokens.shape, jnp.float32),
       finish_reason=jnp.where(settings.max_decode_len > 0, FinishReason.RUNNING, FinishReason.LENGTH).astype(jnp.int32),
@@ -97,7 +111,7 @@ def prefill(program, params, settings, inputs, row_keys):
       drafts=jnp.zeros((batch, gamma), jnp.int32), row_keys=row_keys,
       uniforms=loop.uniforms(row_keys, max(n, 1), 3 * gamma + 2),
       cache=program.target.prefill(params[0], inputs, room),
-      draft_state=program.drafter.prefill(params[1], inputs, room))
+      draft_state=program.drafter.prefill(params[1], inputs, room)))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
@@ -164,7 +178,7 @@ def _round(program, params, settings, s):
   kept_drafts = jnp.minimum(n, count)
   rejected = (n < gamma) & (count > n)
   log_probs = jnp.log(loop.take_token(soft, new))
-  return dataclasses.replace(
+  return program.place(dataclasses.replace(
       s,
       tokens=loop.write_rows(s.tokens, jnp.where(kept, new, target.pad_id), s.lengths),
       lengths=lengths,
@@ -176,7 +190,7 @@ def _round(program, params, settings, s):
       accepted=s.accepted + jnp.where(running, kept_drafts, 0),
       accepted_per_round=s.accepted_per_round.at[rows, jnp.where(running, s.rounds, s.accepted_per_round.shape[1])].set(
           kept_drafts, mode='drop'),
-      drafts=s.drafts.at[:, :gamma].set(x), cache=cache, draft_state=draft_state)
+      drafts=s.drafts.at[:, :gamma].set(x), cache=cache, draft_state=draft_state))
 
 
 def greedy_lenience(settings):
@@ -193,7 +207,8 @@ def lenient_argmax(soft, x, lenience):
 def to_result(program, s):
   """`LoopState` → `DecodeResult`, on the host."""
   n = program.max_decode_len
-  s = jax.device_get(dataclasses.replace(s, cache=None, draft_state=None, row_keys=None, uniforms=None))
+  s = dataclasses.replace(s, cache=None, draft_state=None, row_keys=None, uniforms=None)
+  s = jax.device_get(program.layout.replicated(s) if program.layout else s)
   return loop.DecodeResult(
       tokens=s.tokens[:, 1:n + 1], lengths=s.lengths - 1, log_probs=s.log_probs[:, 1:n + 1],
       finish_reason=s.finish_reason, rounds=s.rounds, drafted=s.drafted, tested=s.tested,

@@ -99,12 +99,12 @@ def step_times(target, drafters, inputs, config=DecodeConfig(), gammas=(1, 3, 7)
 
   static = Target.of(target)
   cache = jax.jit(static.prefill, static_argnums=2)(target.params, inputs, room)
-  loops = {gamma: functools.partial(_verify_loop, static, gamma, config.filtered, target.params, rows, cache)
+  loops = {gamma: functools.partial(verify_loop, static, gamma, config.filtered, target.params, rows, cache)
            for gamma in (0, *gammas)}
   for name, drafter in drafters.items():
     drafter = as_drafter(drafter)
     state = jax.jit(drafter.prefill, static_argnums=2)(drafter.params, inputs, room)
-    loops[name] = functools.partial(_draft_loop, static, Drafter.of(drafter), max(gammas), config.filtered,
+    loops[name] = functools.partial(draft_loop, static, Drafter.of(drafter), max(gammas), config.filtered,
                                     drafter.params, rows, state)
 
   def once(loop, count):
@@ -125,7 +125,7 @@ def step_times(target, drafters, inputs, config=DecodeConfig(), gammas=(1, 3, 7)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, count):
+def verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, count):
   """`count` (traced) rounds without their drafts, each depending on the one before; γ = 0: steps of plain decoding."""
   uniforms = _uniforms(tokens.shape[0], gamma + 2)
 
@@ -145,7 +145,7 @@ def _verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, 
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, lengths, count):
+def draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, lengths, count):
   """`count` (traced) times γ drafts, each depending on the ones before."""
   batch = tokens.shape[0]
   uniforms = _uniforms(batch, 2 * gamma)
