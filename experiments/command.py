@@ -1,4 +1,5 @@
 """The command line that all experiments share: gin bindings, an output folder, a dry run."""
+import contextlib
 import itertools
 import os
 import re
@@ -14,6 +15,7 @@ import jax
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string('gin_file', [], 'Configuration file; may be given several times.')
 flags.DEFINE_string('output_dir', None, 'Folder for what the run writes (default: results/<run>).')
+flags.DEFINE_bool('profile', False, 'Write a trace of the run for TensorBoard and Perfetto to <output_dir>/profile.')
 flags.DEFINE_bool('dry_run', False, 'Print the resolved configuration and check it; compute nothing.')
 
 
@@ -73,6 +75,11 @@ def _keep_programs():
     jax.config.update('jax_compilation_cache_max_size', 2 << 30)  # bytes; the least recently used go
 
 
+def _profile(output_dir):
+  """Traces what is inside, on the device and in Python. Draft, verify, accept and commit are named scopes."""
+  return jax.profiler.trace(os.path.join(output_dir, 'profile'), create_perfetto_trace=True)
+
+
 def main(experiment, positional=None, keep_programs=True):
   """Parses the command line, binds gin, and calls `experiment(output_dir=…, dry_run=…)`.
 
@@ -112,7 +119,8 @@ def main(experiment, positional=None, keep_programs=True):
       gin.finalize()
       if FLAGS.dry_run:
         print(gin.config_str())
-      experiment(output_dir=output_dir, dry_run=FLAGS.dry_run, **more)
+      with _profile(output_dir) if FLAGS.profile and not FLAGS.dry_run else contextlib.nullcontext():
+        experiment(output_dir=output_dir, dry_run=FLAGS.dry_run, **more)
     except (UsageError, ValueError, FileNotFoundError, FileExistsError) as e:
       if debug:
         raise

@@ -4,6 +4,8 @@ import importlib
 import os
 
 import gin
+import jax
+import numpy as np
 
 from experiments import command
 import speculative
@@ -87,7 +89,19 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
                                f'vocabularies, of {pieces.vocab_size} and {loaded.vocabulary.vocab_size} pieces')
     from speculative.data import tasks
     loaded.scores = dict.fromkeys(sources, tasks.score)
+  if jax.default_backend() == 'tpu':
+    lay_out(loaded)
   return loaded
+
+
+def lay_out(loaded):
+  """Lays the parameters of all models out as compiled loops like them (`speculative.lay_out`), the target's for the first
+  draft, as for all."""
+  inputs = np.ones((1, 64), np.int32)
+  for i, (name, draft) in enumerate(loaded.drafts.items()):
+    target, loaded.drafts[name] = speculative.lay_out(loaded.target, draft, inputs)
+    if i == 0:
+      loaded.target = target
 
 
 def _checked(feature_lengths, limit):
@@ -133,7 +147,6 @@ def _shared_vocabulary(sources):
 
 def row(experiment, task, loaded, draft, temperature, **values):
   """A line of results.jsonl with what every line has."""
-  import jax
   config = loaded.target.params['embedding'].dtype
   return {'experiment': experiment, 'label': 'measured', 'task': task, 'target': loaded.target.name or 'target',
           'draft': draft, 'temperature': temperature, 'device': jax.devices()[0].device_kind,

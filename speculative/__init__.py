@@ -19,6 +19,7 @@ from speculative.decoding.autoregressive import autoregressive_decode
 from speculative.decoding.beam import BeamResult
 from speculative.decoding.beam import beam_decode
 from speculative.decoding.config import DecodeConfig
+from speculative.decoding.speculative import lay_out
 from speculative.decoding.speculative import speculative_decode
 from speculative.decoding.state import DecodeResult
 from speculative.decoding.state import FinishReason
@@ -27,5 +28,5 @@ from speculative.text import generate
 from speculative.text import stream
 
 __all__ = ['AdaptiveGamma', 'BeamResult', 'DecodeConfig', 'DecodeResult', 'FinishReason', 'Model', 'adaptive_decode',
-           'autoregressive_decode', 'beam_decode', 'generate', 'load_model', 'load_pretrained', 'save_model',
+           'autoregressive_decode', 'beam_decode', 'generate', 'lay_out', 'load_model', 'load_pretrained', 'save_model',
            'speculative_decode', 'stream']

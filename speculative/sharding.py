@@ -3,6 +3,7 @@
 A mesh has the axes `data` (rows of a batch) and `model` (heads, hidden units, rows of the embedding). Columns of every
 matrix are ordered so that a split keeps together what belongs together: a head's q, k and v, a unit's two gates.
 """
+import math
 from typing import NamedTuple
 
 import jax
@@ -26,12 +27,16 @@ def make_mesh(model=None, devices=None):
     devices: list of `jax.Device`. None: all there are.
 
   Raises:
-    ValueError: `model` does not divide the number of devices.
+    ValueError: `model` does not divide the number of devices; this process has none of them.
   """
   devices = jax.devices() if devices is None else devices
   model = model or len(devices)
   if len(devices) % model:
     raise ValueError(f'model = {model} does not divide the {len(devices)} devices')
+  processes = {device.process_index for device in devices}
+  if jax.process_count() > 1 and jax.process_index() not in processes:
+    raise ValueError(f'process {jax.process_index()} has none of the {len(devices)} devices: start no more processes than '
+                     'there are devices, or leave this one out')
   return jax.sharding.Mesh(np.reshape(devices, (-1, model)), (DATA, MODEL))
 
 
@@ -64,6 +69,36 @@ def param_shardings(config, shapes, mesh):
   return {path: NamedSharding(mesh, PartitionSpec(*_axes(path, shape, n))) for path, shape in shapes.items()}
 
 
+def check_fits(config, shapes, itemsize, mesh=None):
+  """Raises ValueError, by how much and what mesh would do, if parameters do not fit into the devices' free memory.
+
+  Args:
+    config, shapes, mesh: as for `param_shardings`; None: one device.
+    itemsize: bytes of an element.
+  """
+  free = free_memory((jax.local_devices() if mesh is None else mesh.local_devices)[0])
+  if free is None:
+    return
+  whole = itemsize * sum(math.prod(shape) for shape in shapes.values())
+  need = whole
+  if mesh is not None:
+    where = param_shardings(config, shapes, mesh)
+    need = itemsize * sum(math.prod(where[path].shard_shape(shape)) for path, shape in shapes.items())
+  if need > free:
+    block = config.gate_block if getattr(config, 'gated', False) else 1
+    enough = [n for n in range(1, config.num_heads + 1)
+              if config.num_heads % n == 0 and config.d_ff // block % n == 0 and whole / n < free]
+    advice = f'make_mesh({enough[0]}) of speculative.sharding would do' if enough else 'no mesh of such devices would do'
+    raise ValueError(f'the parameters take {need / 2**30:.2f} GiB of a device, of which {free / 2**30:.2f} GiB are free: '
+                     f'{(need - free) / 2**30:.2f} GiB too much; {advice}')
+
+
+def free_memory(device):
+  """Bytes; None where the device does not tell, as CPUs."""
+  stats = device.memory_stats() or {}
+  return stats['bytes_limit'] - stats.get('bytes_in_use', 0) if 'bytes_limit' in stats else None
+
+
 def _axes(path, shape, n):
   """The mesh axis of every axis of a parameter."""
   names = path.split('/')
@@ -94,24 +129,29 @@ class Layout(NamedTuple):
   mesh: jax.sharding.Mesh
   split: tuple[bool, bool]
 
-  def constrain(self, tree, split=False):
-    """Says inside a jitted function where arrays with the batch axis first are: rows over `data`; and, if `split`, heads of
-    keys and values over `model`. A batch that `data` does not divide is replicated."""
-    def one(node):
-      if isinstance(node, kv_cache.KVCache):
-        heads = (MODEL,) if split else ()
-        return kv_cache.KVCache(*jax.tree.map(lambda a: at(a, heads), (node.self_kv, node.cross_kv)),
-                                jax.tree.map(at, node.encoder_mask))
-      return at(node)
-
-    def at(array, more=()):
+  def shardings(self, tree, split=False):
+    """Where arrays with the batch axis first go: rows over `data`; and, if `split`, heads of keys and values over `model`.
+    A batch that `data` does not divide is replicated."""
+    def at(array, *more):
       rows = DATA if array.shape[0] % self.mesh.shape[DATA] == 0 else None
-      return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, PartitionSpec(rows, *more)))
+      return NamedSharding(self.mesh, PartitionSpec(rows, *more))
+
+    def one(node):
+      if not isinstance(node, kv_cache.KVCache):
+        return at(node)
+      heads = (MODEL,) if split else ()
+      return kv_cache.KVCache(*jax.tree.map(lambda a: at(a, *heads), (node.self_kv, node.cross_kv)),
+                              jax.tree.map(at, node.encoder_mask))
     return jax.tree.map(one, tree, is_leaf=lambda node: isinstance(node, kv_cache.KVCache))
 
+  def constrain(self, tree, split=False):
+    """Says so inside a jitted function."""
+    return jax.tree.map(jax.lax.with_sharding_constraint, tree, self.shardings(tree, split))
+
   def replicated(self, tree):
-    """Arrays from the host, the same on every device, whichever hosts these belong to."""
-    return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
+    """The arrays on every device, whichever hosts these belong to; what comes from a host must be the same on all."""
+    # Not device_put, which refuses random keys where devices belong to other hosts.
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(tree)
 
 
 def layout_of(target_params, draft_params=()):

@@ -72,10 +72,30 @@ def test_copies_are_seen():
   ROOT %t = (s32[], f32[8,16]{1,0}) tuple(%i, %copy.1)
 }
 
+%always (p: (s32[], f32[8,16])) -> pred[] {
+  ROOT %true = pred[] constant(true)
+}
+
 ENTRY %main (x: f32[8,16]) -> f32[8,16] {
   %x = f32[8,16]{1,0} parameter(0)
+  %w = (s32[], f32[8,16]{1,0}) while(%x), condition=%always, body=%body
   ROOT %copy.2 = f32[8,16]{1,0} copy(%x)
 }
 """
   assert program.loop_copies(text, 128) == ['%copy.1 = f32[8,16]{1,0} copy(%a)']
   assert program.loop_copies(text, 129) == []
+
+
+def test_parts_have_names_in_a_profile(models):
+  found = text(models, 'speculative', 1)
+  assert all(f'while/body/{name}/' in found for name in ('draft', 'verify', 'accept', 'commit'))
+
+
+def test_laid_out_parameters_are_the_same(models):
+  """On a CPU the best layout is the default one; nothing of the caller's changes hands."""
+  target, draft = speculative.lay_out(*models, np.ones((1, 7), np.int32), speculative.DecodeConfig(gamma=2, max_decode_len=9))
+  inputs, config = np.full((2, 7), 5, np.int32), speculative.DecodeConfig(gamma=2, max_decode_len=9)
+  np.testing.assert_array_equal(speculative.speculative_decode(target, draft, inputs, config).tokens,
+                                speculative.speculative_decode(*models, inputs, config).tokens)
+  for given, made in zip(models, (target, draft)):
+    jax.tree.map(np.testing.assert_array_equal, given.params, made.params)

@@ -156,3 +156,11 @@ def test_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
   command._keep_programs()
   assert not update
+
+
+def test_profile(tmp_path):
+  """A trace for TensorBoard and one for Perfetto."""
+  result = run('experiments.theory', '--profile', f'--output_dir={tmp_path}')
+  assert result.returncode == 0, result.stderr
+  names = [name for _, _, files in os.walk(tmp_path / 'profile') for name in files]
+  assert any(name.endswith('.xplane.pb') for name in names) and 'perfetto_trace.json.gz' in names

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from speculative import sharding
+from speculative.checkpoints import huggingface
+from speculative.checkpoints import streaming
+from speculative.models import t5
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Both models from the same seed, so every process has the same. 8 heads and blocks for 8 devices; the draft has 3.
+# Every process makes the same models. 8 heads and 8 blocks of hidden units for 8 devices; the draft has 3 heads.
 PROGRAM = '''
 import os, sys
 import numpy as np
@@ -22,11 +25,14 @@ if processes > 1:
   jax.distributed.initialize(f'localhost:{port}', processes, index)
 import speculative
 from speculative import sharding
+from speculative.checkpoints import huggingface
+from speculative.checkpoints import streaming
+from speculative.models import t5
 from speculative.checkpoints import huggingface, streaming
 from speculative.models import t5
 
 def build(heads, seed, mesh, noise=0.):
-  config = t5.T5Config(vocab_size=64, d_model=32, d_ff=64, num_heads=heads, d_kv=8, num_encoder_layers=1,
+  config = t5.T5Config(vocab_size=64, d_model=32, d_ff=1024, num_heads=heads, d_kv=8, num_encoder_layers=1,
                        num_decoder_layers=2, eos_id=1)
   params = jax.device_get(jax.jit(lambda: t5.init_params(config, jax.random.key(seed)))())
   flat = {'/'.join(k.key for k in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
@@ -95,3 +101,17 @@ def test_devices_that_do_not_fit():
       is_fully_replicated = True
   with pytest.raises(ValueError, match="the drafter's parameters are not on the target's devices"):
     sharding.layout_of([here], [Elsewhere])
+
+
+def test_a_model_that_does_not_fit(monkeypatch):
+  """Before it is read, by how much, and what mesh would do."""
+  config = t5.T5Config(**t5.SHAPES['xxl'])
+  shapes = huggingface.shapes_of(t5.init_params, config)
+  monkeypatch.setattr(sharding, 'free_memory', lambda device: 8 * 2**30)
+  def read(path, index):
+    raise AssertionError('read')
+  with pytest.raises(ValueError, match=r'take 20\.\d+ GiB of a device, .* 8\.00 GiB are free: 12\.\d+ GiB too much; make_mesh\(4\)'):
+    streaming.place(config, shapes, read, np.dtype('float16'))
+  monkeypatch.setattr(sharding, 'free_memory', lambda device: 2**20)
+  with pytest.raises(ValueError, match='no mesh of such devices would do'):
+    sharding.check_fits(config, shapes, 4)

@@ -27,8 +27,9 @@ def place(config, shapes, read, dtype, mesh=None):
     mesh: see `sharding.param_shardings`; a host reads only what its own devices hold. None: the default device.
 
   Raises:
-    ValueError: the mesh does not fit the model; nothing has been read.
+    ValueError: the mesh does not fit the model, or the model the devices' memory; nothing has been read.
   """
+  sharding.check_fits(config, shapes, dtype.itemsize, mesh)
   shardings = sharding.param_shardings(config, shapes, mesh) if mesh is not None else {}
   total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
   params = {}

@@ -4,6 +4,7 @@ import functools
 from typing import NamedTuple
 
 import jax
+from jax.experimental import layout as layouts
 import jax.numpy as jnp
 import numpy as np
 
@@ -36,13 +37,17 @@ class Program(NamedTuple):
   filtered: bool
   layout: sharding.Layout | None = None
 
+  def shardings(self, state):
+    """Where the arrays of a `LoopState` are, on more than one device: a `LoopState` of shardings."""
+    layout = self.layout
+    placed = layout.shardings(dataclasses.replace(state, cache=None, draft_state=None))
+    return dataclasses.replace(placed, cache=layout.shardings(state.cache, layout.split[0]),
+                               draft_state=layout.shardings(state.draft_state, layout.split[1]))
+
   def place(self, state):
-    """Says where the state's arrays are, on more than one device."""
     if self.layout is None:
       return state
-    placed = self.layout.constrain(dataclasses.replace(state, cache=None, draft_state=None))
-    return dataclasses.replace(placed, cache=self.layout.constrain(state.cache, self.layout.split[0]),
-                               draft_state=self.layout.constrain(state.draft_state, self.layout.split[1]))
+    return jax.tree.map(jax.lax.with_sharding_constraint, state, self.shardings(state))
 
 
 def speculative_decode(target, drafter, inputs, config=DecodeConfig(), seed=0, row_ids=None):
@@ -85,6 +90,25 @@ def start(target, drafter, inputs, config, seed=0, row_ids=None, gamma=None):
     inputs, settings, row_keys = layout.replicated((inputs, settings, row_keys))
   program = Program(*static, gamma, config.max_decode_len, config.filtered, layout)
   return program, params, settings, prefill(program, params, settings, inputs, row_keys)
+
+
+def lay_out(target, draft, inputs, config=DecodeConfig()):
+  """Parameters laid out in memory as the compiled loop likes them best. For TPUs, where each call would otherwise begin by
+  laying out a third of the target anew; elsewhere the default is as good.
+
+  Args:
+    target, draft: `Model`s; inputs, config: of the size of those to come.
+
+  Returns:
+    (target, draft) with parameters of their own; the given ones may be dropped.
+  """
+  program, params, settings, state = start(target, draft, inputs, config)
+  best = jax.tree.map(lambda a: layouts.Format(layouts.Layout.AUTO, a.sharding), params)
+  compiled = jax.jit(run.__wrapped__, static_argnums=0, donate_argnums=3, in_shardings=(best, None, None, None)).lower(
+      program, params, settings, state, np.int32(0)).compile()
+  formats = compiled.input_formats[0][0]
+  return tuple(dataclasses.replace(model, params=jax.tree.map(jax.device_put, model.params, wanted))
+               for model, wanted in zip((target, draft), formats))
 
 
 def finish(program, params, settings, state):
@@ -136,61 +160,61 @@ def _round(program, params, settings, s):
   u = jnp.take_along_axis(s.uniforms, s.rounds[:, None, None], axis=1, mode='clip')[:, 0]
   u_draft, r, u_last = loop.split_uniforms(u, gamma)
 
-  # Draft: x_1 … x_γ and the distributions they were drawn from.
-  own_keys = jax.vmap(jax.random.fold_in)(s.row_keys, s.rounds + OWN_KEYS)
-  sample = settings.sampler(target, program.filtered, emitted, u_draft, own_keys)
-  x, q, draft_state = program.drafter.draft(params[1], s.draft_state, s.tokens, s.lengths, gamma, sample)
+  with jax.named_scope('draft'):  # x_1 … x_γ and the distributions they were drawn from
+    own_keys = jax.vmap(jax.random.fold_in)(s.row_keys, s.rounds + OWN_KEYS)
+    sample = settings.sampler(target, program.filtered, emitted, u_draft, own_keys)
+    x, q, draft_state = program.drafter.draft(params[1], s.draft_state, s.tokens, s.lengths, gamma, sample)
 
-  # Verify: p_1 … p_{γ+1} for all prefixes in one call.
-  last = jnp.take_along_axis(s.tokens, s.lengths[:, None] - 1, axis=1)
-  block = jnp.concatenate([last, x], axis=1)
-  logits, cache = target.extend(params[0], s.cache, block, s.first_positions + s.lengths - 1)
-  p, soft = settings.adjust(target, program.filtered, logits, emitted[:, None] + jnp.arange(gamma + 1))
+  with jax.named_scope('verify'):  # p_1 … p_{γ+1} for all prefixes in one call
+    last = jnp.take_along_axis(s.tokens, s.lengths[:, None] - 1, axis=1)
+    block = jnp.concatenate([last, x], axis=1)
+    logits, cache = target.extend(params[0], s.cache, block, s.first_positions + s.lengths - 1)
+    p, soft = settings.adjust(target, program.filtered, logits, emitted[:, None] + jnp.arange(gamma + 1))
 
-  # Accept: n drafts, then one token more.
-  accepted = algorithm.accept(p, q, x, r, settings.lenience)
-  accepted = jnp.where(greedy_lenience(settings)[:, None], lenient_argmax(soft, x, settings.lenience), accepted)
-  # A distribution that is not finite is NaN in every entry. What was accepted before it stands, the row ends there.
-  bad = jnp.isnan(p[..., 0]) | jnp.pad(jnp.isnan(q[..., 0]), ((0, 0), (0, 1)))
-  n = algorithm.accepted_length(accepted & ~bad[:, :-1])
-  broken = jnp.take_along_axis(bad, n[:, None], axis=1)[:, 0]
-  weights = algorithm.replacement(p, q, n)
-  t = algorithm.draw(weights, u_last)
+  with jax.named_scope('accept'):  # n drafts, then one token more
+    accepted = algorithm.accept(p, q, x, r, settings.lenience)
+    accepted = jnp.where(greedy_lenience(settings)[:, None], lenient_argmax(soft, x, settings.lenience), accepted)
+    # A distribution that is not finite is NaN in every entry. What was accepted before it stands, the row ends there.
+    bad = jnp.isnan(p[..., 0]) | jnp.pad(jnp.isnan(q[..., 0]), ((0, 0), (0, 1)))
+    n = algorithm.accepted_length(accepted & ~bad[:, :-1])
+    broken = jnp.take_along_axis(bad, n[:, None], axis=1)[:, 0]
+    weights = algorithm.replacement(p, q, n)
+    t = algorithm.draw(weights, u_last)
 
-  # Commit: x_1 … x_n, t, cut behind an EOS or a stop sequence and at the limit.
-  j = jnp.arange(gamma + 1)
-  new = jnp.where(j < n[:, None], jnp.pad(x, ((0, 0), (0, 1))), t[:, None])
-  count = n + ~broken
-  is_eos = new == target.eos_id
-  is_stop = settings.completes_stop(loop.write_rows(s.tokens, new, s.lengths)[:, 1:], emitted[:, None] + j)
-  ends = (is_eos | is_stop) & (j < count[:, None])
-  count = jnp.where(jnp.any(ends, axis=1), sampling.first_true(ends) + 1, count)
-  count = jnp.minimum(count, settings.max_decode_len - emitted)
-  running = s.finish_reason == FinishReason.RUNNING
-  count = jnp.where(running, count, 0)
-  kept = j < count[:, None]
-  lengths = s.lengths + count
-  finish = jnp.where(
-      jnp.any(is_eos & kept, axis=1), FinishReason.EOS, jnp.where(
-          jnp.any(is_stop & kept, axis=1), FinishReason.STOP, jnp.where(
-              lengths - 1 >= settings.max_decode_len, FinishReason.LENGTH, jnp.where(
-                  broken, FinishReason.ERROR, FinishReason.RUNNING))))
-  kept_drafts = jnp.minimum(n, count)
-  rejected = (n < gamma) & (count > n)
-  log_probs = jnp.log(loop.take_token(soft, new))
-  return program.place(dataclasses.replace(
-      s,
-      tokens=loop.write_rows(s.tokens, jnp.where(kept, new, target.pad_id), s.lengths),
-      lengths=lengths,
-      log_probs=loop.write_rows(s.log_probs, jnp.where(kept, log_probs, 0.0), s.lengths),
-      finish_reason=jnp.where(running, finish, s.finish_reason).astype(jnp.int32),
-      rounds=s.rounds + running,
-      drafted=s.drafted + gamma * running,
-      tested=s.tested + jnp.where(running, kept_drafts + rejected, 0),
-      accepted=s.accepted + jnp.where(running, kept_drafts, 0),
-      accepted_per_round=s.accepted_per_round.at[rows, jnp.where(running, s.rounds, s.accepted_per_round.shape[1])].set(
-          kept_drafts, mode='drop'),
-      drafts=s.drafts.at[:, :gamma].set(x), cache=cache, draft_state=draft_state))
+  with jax.named_scope('commit'):  # x_1 … x_n, t, cut behind an EOS or a stop sequence and at the limit
+    j = jnp.arange(gamma + 1)
+    new = jnp.where(j < n[:, None], jnp.pad(x, ((0, 0), (0, 1))), t[:, None])
+    count = n + ~broken
+    is_eos = new == target.eos_id
+    is_stop = settings.completes_stop(loop.write_rows(s.tokens, new, s.lengths)[:, 1:], emitted[:, None] + j)
+    ends = (is_eos | is_stop) & (j < count[:, None])
+    count = jnp.where(jnp.any(ends, axis=1), sampling.first_true(ends) + 1, count)
+    count = jnp.minimum(count, settings.max_decode_len - emitted)
+    running = s.finish_reason == FinishReason.RUNNING
+    count = jnp.where(running, count, 0)
+    kept = j < count[:, None]
+    lengths = s.lengths + count
+    finish = jnp.where(
+        jnp.any(is_eos & kept, axis=1), FinishReason.EOS, jnp.where(
+            jnp.any(is_stop & kept, axis=1), FinishReason.STOP, jnp.where(
+                lengths - 1 >= settings.max_decode_len, FinishReason.LENGTH, jnp.where(
+                    broken, FinishReason.ERROR, FinishReason.RUNNING))))
+    kept_drafts = jnp.minimum(n, count)
+    rejected = (n < gamma) & (count > n)
+    log_probs = jnp.log(loop.take_token(soft, new))
+    return program.place(dataclasses.replace(
+        s,
+        tokens=loop.write_rows(s.tokens, jnp.where(kept, new, target.pad_id), s.lengths),
+        lengths=lengths,
+        log_probs=loop.write_rows(s.log_probs, jnp.where(kept, log_probs, 0.0), s.lengths),
+        finish_reason=jnp.where(running, finish, s.finish_reason).astype(jnp.int32),
+        rounds=s.rounds + running,
+        drafted=s.drafted + gamma * running,
+        tested=s.tested + jnp.where(running, kept_drafts + rejected, 0),
+        accepted=s.accepted + jnp.where(running, kept_drafts, 0),
+        accepted_per_round=s.accepted_per_round.at[rows, jnp.where(running, s.rounds, s.accepted_per_round.shape[1])].set(
+            kept_drafts, mode='drop'),
+        drafts=s.drafts.at[:, :gamma].set(x), cache=cache, draft_state=draft_state))
 
 
 def greedy_lenience(settings):

@@ -4,7 +4,7 @@ import re
 
 # These name or regroup what is there already.
 _FREE = frozenset(['parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'opt-barrier'])
-_CALLED = re.compile(r'(?:body|condition|to_apply|true_computation|false_computation|branch_computations)=\{?(%[\w.-]+(?:, %[\w.-]+)*)')
+_CALLED = re.compile(r'(?:body|condition|to_apply|calls|true_computation|false_computation|branch_computations)=\{?(%[\w.-]+(?:, %[\w.-]+)*)')
 
 
 def computations(text):
@@ -31,7 +31,7 @@ def loop_operations(text):
       return 0
     if operation not in ('while', 'call', 'conditional'):
       return 1
-    parts = [sum(cost(*inner) for inner in found[name]) for names in _CALLED.findall(line) for name in names.split(', ')]
+    parts = [sum(cost(*inner) for inner in found[name]) for name in _callees(line)]
     if operation == 'conditional':
       return 1 + max(parts)
     trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
@@ -42,13 +42,25 @@ def loop_operations(text):
 
 
 def loop_copies(text, least):
-  """Copies of at least `least` elements in what the program's loops run: lines of HLO."""
-  found, entry = computations(text)
-  copied = []
-  for name, lines in found.items():
-    if name != entry:
-      for operation, line in lines:
-        shape = re.search(r'\w+\[([\d,]*)\]', line)
-        if operation == 'copy' and math.prod(int(n) for n in shape[1].split(',') if n) >= least:
-          copied.append(line)
-  return copied
+  """Copies of at least `least` elements that the program's loops run, by themselves or as what a fused group makes: lines
+  of HLO."""
+  found, _ = computations(text)
+  loops = [_callees(line) for lines in found.values() for operation, line in lines if operation == 'while']
+  reached, new = set(), {name for names in loops for name in names}
+  while new:
+    reached |= new
+    new = {name for name in new for _, line in found[name] for name in _callees(line)} - reached
+  def fused_in(names):
+    return {name for outer in names for _, line in found[outer] for name in re.findall(r'calls=(%[\w.-]+)', line)}
+  # Groups inside of groups are how the outer one reads its operands.
+  fused = fused_in(found)
+  written = fused_in(reached - fused)
+
+  def is_large(line):
+    return math.prod(int(n) for n in re.search(r'\w+\[([\d,]*)\]', line)[1].split(',') if n) >= least
+  return [line for name in reached for operation, line in found[name] if operation == 'copy' and is_large(line)
+          and (name not in fused or name in written and line.startswith('ROOT'))]
+
+
+def _callees(line):
+  return [name for names in _CALLED.findall(line) for name in names.split(', ')]

@@ -99,12 +99,12 @@ def step_times(target, drafters, inputs, config=DecodeConfig(), gammas=(1, 3, 7)
 
   static = Target.of(target)
   cache = jax.jit(static.prefill, static_argnums=2)(target.params, inputs, room)
-  loops = {gamma: functools.partial(verify_loop, static, gamma, config.filtered, target.params, rows, cache)
+  loops = {gamma: functools.partial(_verify_loop, static, gamma, config.filtered, target.params, rows, cache)
            for gamma in (0, *gammas)}
   for name, drafter in drafters.items():
     drafter = as_drafter(drafter)
     state = jax.jit(drafter.prefill, static_argnums=2)(drafter.params, inputs, room)
-    loops[name] = functools.partial(draft_loop, static, Drafter.of(drafter), max(gammas), config.filtered,
+    loops[name] = functools.partial(_draft_loop, static, Drafter.of(drafter), max(gammas), config.filtered,
                                     drafter.params, rows, state)
 
   def once(loop, count):
@@ -124,39 +124,55 @@ def step_times(target, drafters, inputs, config=DecodeConfig(), gammas=(1, 3, 7)
           for name in drafters}
 
 
+def verify_step(target, gamma, filtered, params, rows, cache, block, lengths, u):
+  """A round without its drafts: int32[B, γ + 1] → (int32[B, γ + 1], cache); γ = 0: a step of plain decoding.
+
+  Args:
+    target, gamma, filtered: static.
+    params, rows, cache: the target's, `RowSettings`.
+    block: the last token and γ drafts; lengths: int32[B], tokens before the drafts.
+    u: float32[B, γ + 2], uniform.
+  """
+  logits, cache = target.extend(params, cache, block, lengths - 1)
+  p = rows.adjust(target, filtered, logits, jnp.broadcast_to(lengths[:, None], logits.shape[:-1])).probs
+  if gamma:
+    n, weights = algorithm.verify(p, p[:, 1:], block[:, 1:], u[:, 2:])
+  else:
+    n, weights = 0, p[:, 0]
+  token = (algorithm.draw(weights, u[:, :2]) + n) % target.vocab_size
+  return jnp.broadcast_to(token[:, None], block.shape).astype(jnp.int32), cache
+
+
+def draft_step(target, drafter, gamma, filtered, params, rows, state, tokens, lengths, u, keys):
+  """γ drafts behind tokens int32[B, L], of which lengths int32[B] count: (the last int32[B], the drafter's state)."""
+  sample = rows.sampler(target, filtered, lengths, u.reshape(len(u), gamma, 2), keys)
+  x, _, state = drafter.draft(params, state, tokens, lengths, gamma, sample)
+  return x[:, -1], state
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, count):
-  """`count` (traced) rounds without their drafts, each depending on the one before; γ = 0: steps of plain decoding."""
+def _verify_loop(target, gamma, filtered, params, rows, cache, tokens, lengths, count):
+  """`count` (traced) times `verify_step`, each depending on the one before."""
   uniforms = _uniforms(tokens.shape[0], gamma + 2)
 
   def step(i, carry):
     block, cache = carry
-    logits, cache = target.extend(params, cache, block, lengths - 1)
-    p = rows.adjust(target, filtered, logits, jnp.broadcast_to(lengths[:, None], logits.shape[:-1])).probs
-    u = uniforms[:, i % uniforms.shape[1]]
-    if gamma:
-      n, weights = algorithm.verify(p, p[:, 1:], block[:, 1:], u[:, 2:])
-    else:
-      n, weights = 0, p[:, 0]
-    token = (algorithm.draw(weights, u[:, :2]) + n) % target.vocab_size
-    return jnp.broadcast_to(token[:, None], block.shape).astype(jnp.int32), cache
+    return verify_step(target, gamma, filtered, params, rows, cache, block, lengths, uniforms[:, i % uniforms.shape[1]])
 
   return jax.lax.fori_loop(0, count, step, (tokens[:, :gamma + 1], cache))[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, lengths, count):
-  """`count` (traced) times γ drafts, each depending on the ones before."""
+def _draft_loop(target, drafter, gamma, filtered, params, rows, state, tokens, lengths, count):
+  """`count` (traced) times `draft_step`, each depending on the ones before."""
   batch = tokens.shape[0]
   uniforms = _uniforms(batch, 2 * gamma)
 
   def step(i, carry):
     token, state = carry
-    sample = rows.sampler(target, filtered, lengths, uniforms[:, i % uniforms.shape[1]].reshape(batch, gamma, 2),
-                          jax.vmap(jax.random.fold_in, (0, None))(_keys(batch), i))
     known = tokens.at[jnp.arange(batch), lengths - 1].set(token)
-    x, _, state = drafter.draft(params, state, known, lengths, gamma, sample)
-    return x[:, -1], state
+    return draft_step(target, drafter, gamma, filtered, params, rows, state, known, lengths,
+                      uniforms[:, i % uniforms.shape[1]], jax.vmap(jax.random.fold_in, (0, None))(_keys(batch), i))
 
   return jax.lax.fori_loop(0, count, step, (tokens[:, 0], state))[0]
 

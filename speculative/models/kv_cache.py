@@ -5,6 +5,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from speculative.models import precision
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,7 @@ class KVCache:
 def storage_dtype(dtype):
   """What keys and values of a model in `dtype` are kept in: float32 on CPUs, where XLA would convert a whole bfloat16
   cache at every step; `dtype` itself elsewhere."""
-  return jnp.dtype(jnp.float32 if jax.default_backend() == 'cpu' else dtype)
+  return jnp.dtype(jnp.float32 if precision.platform() == 'cpu' else dtype)
 
 
 def empty(batch, layers, heads, max_len, head_size, dtype):

@@ -1,11 +1,30 @@
 """Matrix products: operands in the weights' (or a chosen) dtype, sums in float32."""
+import contextlib
 import functools
-import math
 
 import jax
 from jax import lax
 from jax.experimental import layout
 import jax.numpy as jnp
+
+
+_compiled_for = None
+
+
+@contextlib.contextmanager
+def compiling_for(name):
+  """What is traced inside is for another platform ('tpu') than this process's. JAX keeps traces: one platform a process."""
+  global _compiled_for
+  _compiled_for = name
+  try:
+    yield
+  finally:
+    _compiled_for = None
+
+
+def platform():
+  """Where what is traced now will run: 'cpu', 'gpu' or 'tpu'."""
+  return _compiled_for or jax.default_backend()
 
 
 def matmul(x, weight, dtype=None):
@@ -18,16 +37,20 @@ def matmul(x, weight, dtype=None):
   if dtype == jnp.float32:
     return jnp.dot(x, weight.astype(dtype), precision=lax.Precision.HIGHEST)
   rows = x.reshape(-1, x.shape[-1])
-  if rows.shape[0] == 1 and jax.default_backend() == 'cpu':
-    # XLA:CPU would convert all weights to float32 for a single row; two rows take native instructions.
-    rows = jnp.concatenate([rows, rows])
-  y = _mixed(rows, weight, dtype)[:math.prod(x.shape[:-1])]
+  # XLA:CPU would convert all weights to float32 for a single row; two rows take native instructions. On a TPU eight rows
+  # cost what one costs, but XLA wants the weights of one, of two and of eight laid out differently, and lays them out
+  # anew in every round where the draft loop has both.
+  multiple = {'cpu': 2 if len(rows) == 1 else 1, 'tpu': 8}.get(platform(), 1)
+  padded = jnp.pad(rows, ((0, -len(rows) % multiple), (0, 0)))
+  y = _mixed(padded, weight, dtype)
+  if len(padded) > len(rows):
+    y = lax.optimization_barrier(y)[:len(rows)]  # or XLA would leave the padding out
   return y.reshape(*x.shape[:-1], weight.shape[-1])
 
 
 def take_rows(table, ids):
   """table[ids] in float32: [..., D] of table[N, D], int32[...]."""
-  rows = _take_bits(table, ids) if table.dtype == jnp.bfloat16 else table[ids]
+  rows = _take_bits(table, ids) if table.dtype == jnp.bfloat16 and platform() == 'cpu' else table[ids]
   return rows.astype(jnp.float32)
 
 

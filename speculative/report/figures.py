@@ -271,3 +271,40 @@ def benchmark(rows):
     axes.minorticks_off()
     _plain(axes)
   return figure
+
+
+def tpu(rows):
+  """Of `experiments.tpu_compile`: Table 2 predicted beside the paper's, and a step's time by size of the model."""
+  rows = [row for row in rows if row.get('experiment') == 'tpu_compile']
+  predicted, sizes = ([row for row in rows if row['kind'] == kind] for kind in ('table 2', 'size'))
+  figure = Figure(figsize=(11 if predicted and sizes else 6, 4.2), layout='constrained')
+  panels = iter(figure.subplots(1, max(1, bool(predicted) + bool(sizes)), squeeze=False)[0])
+  if predicted:
+    axes = next(panels)
+    keys = list(dict.fromkeys((row['task'], row['draft'], row['temperature']) for row in predicted))
+    at = {key: i for i, key in enumerate(keys)}
+    for style, device in zip(_styles(), dict.fromkeys(row['device'] for row in predicted)):
+      these = [row for row in predicted if row['device'] == device]
+      axes.plot([at[row['task'], row['draft'], row['temperature']] for row in these],
+                [row['speedup_expected_v'] for row in these], label=device, **style | {'linestyle': ''})
+    axes.bar(range(len(keys)), [next(row['paper_speed'] for row in predicted if
+                                     (row['task'], row['draft'], row['temperature']) == key) for key in keys], 0.7,
+             label='paper, measured on v4', **_bar(0))
+    axes.set_xticks(range(len(keys)), [f'{task} {draft} T={temperature:g}' for task, draft, temperature in keys], rotation=60,
+                    ha='right')
+    axes.set(ylabel='speed-up [predicted: a bound]')
+    axes.legend(frameon=False, fontsize='small')
+    _plain(axes)
+  if sizes:
+    axes = next(panels)
+    groups = dict.fromkeys((row['chips'], row['batch'], row['length']) for row in sizes)
+    names = list(dict.fromkeys(row['target'] for row in sizes))
+    for style, (chips, batch, length) in zip(_styles(), groups):
+      these = [row for row in sizes if (row['chips'], row['batch'], row['length']) == (chips, batch, length)]
+      axes.plot([names.index(row['target']) for row in these], [1e3 * row['seconds'] / row['batch'] for row in these],
+                label=f'{chips} chip{"s" * (chips > 1)}, batch {batch}, length {length}', **style)
+    axes.set_xticks(range(len(names)), names)
+    axes.set(yscale='log', ylabel=f'ms a token, plain, {sizes[0]["device"].split(":")[0]} [predicted: a bound]')
+    axes.legend(frameon=False, fontsize='small')
+    _plain(axes)
+  return figure

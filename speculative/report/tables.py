@@ -331,3 +331,50 @@ def benchmark_tables(rows):
                number(row.get('accepted_over_tested')), number(row.get('tokens_per_round')),
                number(row.get('speedup_measured'))) for row in batches)))
   return found
+
+
+def tpu_tables(rows):
+  """Of `experiments.tpu_compile`: memory, single steps, and the paper's Table 2 as a roofline has it."""
+  rows = {kind: [row for row in rows if row.get('experiment') == 'tpu_compile' and row['kind'] == kind]
+          for kind in ('memory', 'step', 'table 2', 'size')}
+  gib = {key: 2**30 for key in ('weights', 'state', 'temporaries', 'needed', 'memory')}
+
+  def memory(row):
+    fits = 'yes' if row['fits'] else f'no, {(row["needed"] - row["memory"]) / 2**30:.1f} GiB too much'
+    if row.get('devices_needed'):
+      fits += f': {row["devices_needed"]} such devices would hold the weights'
+    return fits
+  found = []
+  if rows['memory']:
+    found.append(Table(
+        'Memory of one device [compiled, not run]',
+        ('topology', 'target', 'draft', 'weights', 'caches and state', 'temporaries', 'needed', 'has', 'fits', 'compiling, s'),
+        tuple((row['device'], row['target'], row['draft'],
+               *(NOTHING if row.get(key) is None else f'{row[key] / gib[key]:.2f}' for key in gib), memory(row),
+               number(row.get('compile_seconds'), 0)) for row in rows['memory']),
+        ('GiB. temporaries: of prefill or loop, whichever needs more.',)))
+  if rows['step']:
+    found.append(Table(
+        'Single steps on one device [predicted: a bound]',
+        ('topology', 'step', 'GB read', 'GFLOP', 'ms', 'bound by', 'compiling, s'),
+        tuple((row['device'], row['step'], number(row['bytes'] / 1e9, 3), number(row['flops'] / 1e9, 2),
+               number(1e3 * row['seconds'], 3), row['bound'], number(row['compile_seconds'], 0)) for row in rows['step']),
+        ('Weights and caches over the published bandwidth, operations over the published peak; nothing for launching them and '
+         'for what devices exchange.',)))
+  if rows['table 2']:
+    found.append(Table(
+        'Table 2 [predicted]', ('topology', 'task', 'draft', 'T', 'α', 'γ', 'c', 'v', 'speed-up', 'best γ', 'its speed-up',
+                                "paper's c", 'implies', 'paper measured'),
+        tuple((row['device'], row['task'], row['draft'], f'{row["temperature"]:g}', number(row['alpha']), str(row['gamma']),
+               number(row['c'], 3), number(row['v']), number(row['speedup_expected_v']), str(row['best_gamma']),
+               number(row['speedup_best']), number(row['paper_c']), number(row['speedup_paper_c'], 1),
+               number(row['paper_speed'], 1)) for row in rows['table 2']),
+        ("α and γ are the paper's. c and v: of the bounds above. best γ: of at most 7.",)))
+  if rows['size']:
+    found.append(Table(
+        'A plain step by size of the model [predicted: a bound]',
+        ('topology', 'model', 'chips', 'batch', 'length', 'ms/step', 'ms/token'),
+        tuple((row['device'], row['target'], str(row['chips']), str(row['batch']), str(row['length']),
+               number(1e3 * row['seconds'], 3), number(1e3 * row['seconds'] / row['batch'], 3)) for row in rows['size']),
+        ('length: of the input and of the cache, both full.',)))
+  return found
