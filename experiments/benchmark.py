@@ -9,11 +9,12 @@ results.jsonl (as they are measured, so that those of an interrupted run are the
 Programs are compiled anew, the persistent cache is not used: compilation is timed too.
 
 What was tried on CPU and did not help (XLA of jax 0.10.2, two cores): splitting the rows of a verification over several
-matrix-vector products, or transposing its weights; leaving YNN out; unrolling the draft loop; dividing the attention after
-its product (the exponentials are then computed twice); two rows of queries for one in the attention; XLA's flags for
-cheaper LLVM passes or fewer parts of the code generation (compilation got slower). What did: two-dimensional weights,
-Q/K/V and gates fused; keys stored transposed; a single token written to two slots (nothing of the cache is copied); random
-numbers drawn before the loop (half of a small model's operations had been the generator).
+matrix-vector products, transposing its weights, or summing over blocks of 64 to 512 of the contracted axis; leaving YNN
+out; unrolling the draft loop; dividing the attention after its product (the exponentials are then computed twice); two
+rows of queries for one in the attention; XLA's flags for cheaper LLVM passes or fewer parts of the code generation
+(compilation got slower). What did: two-dimensional weights, Q/K/V and gates fused; keys stored transposed; a single
+token written to two slots (nothing of the cache is copied); random numbers drawn before the loop (half of a small
+model's operations had been the generator).
 """
 import dataclasses
 import functools

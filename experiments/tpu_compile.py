@@ -7,14 +7,19 @@ device, whether they fit, and times by the roofline, hence c, v and the speed-up
 the paper's Table 2, at the paper's α and γ. A roofline is a bound: where the paper measured c = 0.02, 0.04 and 0.11, bytes
 alone give a third of that, so both are shown with what they imply. Writes results.jsonl, tpu_compile.md and tpu_compile.png.
 """
-import functools
+from concurrent import futures
 import math
+import multiprocessing
 import os
 import sys
 import warnings
 
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # before JAX: with libtpu installed it would look for a TPU
+
 import gin
 import numpy as np
+from rich import console
+from rich import progress
 
 from experiments import command
 from speculative import sharding
@@ -33,15 +38,18 @@ GAMMA = 7  # the largest of the paper's
 def tpu_compile(output_dir, dry_run=False, *, topologies=('v4:1x1x1', 'v5e:1x1', 'v5p:1x1x1', 'v6e:1x1', 'v4:2x2x1',
                                                          'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'),
                 target='xxl', drafts=('small', 'base', 'large'), input_len=128, max_decode_len=128, batch=1,
-                sizes=('small', 'base', 'large', 'xl', 'xxl'), size_topology='v5p:2x2x1'):
+                sizes=('small', 'base', 'large', 'xl', 'xxl'), size_topology='v5p:2x2x1',
+                processes=None):
   """Compiles, prints the tables, writes them.
 
   Args:
     topologies: as 'v4:2x2x1', generation and chips; the target is split over all of a topology's devices.
-    target, drafts: keys of `t5.SHAPES`; bfloat16. Drafts of at most 1 GiB are copied to every device.
+    target, drafts: keys of `t5.SHAPES`; bfloat16. Drafts of at most 1 GiB, and those that the devices do not divide, are copied to
+      every device.
     input_len, max_decode_len, batch: static shapes.
     sizes: models whose plain step is compiled for one chip and the whole of `size_topology`, with several batch sizes and
       lengths; (): none.
+    processes: that compile side by side; None: one a core.
   """
   for shape in (target, *drafts, *sizes):
     if shape not in t5.SHAPES:
@@ -54,16 +62,15 @@ def tpu_compile(output_dir, dry_run=False, *, topologies=('v4:1x1x1', 'v5e:1x1',
     _models(found[name], target, drafts)
   if dry_run:
     return
-  warnings.filterwarnings('ignore', message='Some donated buffers were not usable')
   os.makedirs(output_dir, exist_ok=True)
   config = DecodeConfig(gamma=GAMMA, max_decode_len=max_decode_len)
-  parts = [functools.partial(topology_rows, found[name], target, drafts, config, input_len, batch) for name in topologies]
-  parts += [functools.partial(size_rows, found[size_topology], size) for size in sizes]
   rows = []
-  for part in parts:
-    print(f'{part.args[0].name} {part.args[1]} …', file=sys.stderr, flush=True)
-    for row in part():
-      rows.append(row)
+  # A compilation keeps one core busy.
+  with futures.ProcessPoolExecutor(processes or os.cpu_count(), multiprocessing.get_context('spawn')) as pool:
+    parts = [pool.submit(_rows, topology_rows, name, target, drafts, config, input_len, batch) for name in topologies]
+    parts += [pool.submit(_rows, size_rows, size_topology, size) for size in sizes]
+    for part in progress.track(parts, 'compiling', console=console.Console(stderr=True), transient=True):
+      rows += part.result()
       results.write_jsonl(os.path.join(output_dir, 'results.jsonl'), rows)
   made = tables.tpu_tables(rows)
   for table in made:
@@ -72,6 +79,12 @@ def tpu_compile(output_dir, dry_run=False, *, topologies=('v4:1x1x1', 'v5e:1x1',
   text = [f'```\npython -m experiments.tpu_compile {" ".join(sys.argv[1:])}\n```\n',
           *(f'## {table.title}\n\n{table.to_markdown()}' for table in made), '![](tpu_compile.png)\n']
   results.replace_file(os.path.join(output_dir, 'tpu_compile.md'), lambda f: f.write('\n'.join(text).encode()))
+
+
+def _rows(function, name, *arguments):
+  """What a process of its own makes for the topology `name`."""
+  warnings.filterwarnings('ignore', message='Some donated buffers were not usable')
+  return list(function(aot.topology(name), *arguments))
 
 
 def _row(topology, kind, target, draft, **values):
@@ -83,7 +96,7 @@ def _row(topology, kind, target, draft, **values):
 def topology_rows(topology, target, drafts, config, input_len, batch):
   """Memory of every pair, single steps, and the paper's Table 2."""
   models, chip = _models(topology, target, drafts), topology.chip
-  (big, mesh), step, seconds = models[target], {}, {}
+  (big, mesh), step, seconds, prefill = models[target], {}, {}, None
   for name in drafts:
     draft = models[name][0]
     weights = aot.device_bytes((big.params, draft.params))
@@ -93,11 +106,14 @@ def topology_rows(topology, target, drafts, config, input_len, batch):
                  devices_needed=math.ceil(weights * len(topology.devices) / chip.memory), **memory)
       continue
     decoding = aot.Decoding(big, draft, mesh, config, input_len, batch)
-    prefill, whole, state = decoding.prefill(), decoding.loop(), aot.device_bytes(decoding.state)
-    temporaries = max(whole.temporaries, prefill.temporaries)
+    # Prefill is the target's, compiled once, and the draft's.
+    prefill = prefill or aot.Decoding(big, None, mesh, config, input_len, batch).prefill()
+    own = aot.Decoding(draft, None, models[name][1], config, input_len, batch).prefill()
+    whole, state = decoding.loop(), aot.device_bytes(decoding.state)
+    temporaries = max(whole.temporaries, prefill.temporaries, own.temporaries)
     needed = weights + state + temporaries
     yield _row(topology, 'memory', target, name, fits=needed <= chip.memory, needed=needed, state=state,
-               temporaries=temporaries, compile_seconds=whole.compile_seconds + prefill.compile_seconds,
+               temporaries=temporaries, compile_seconds=whole.compile_seconds + prefill.compile_seconds + own.compile_seconds,
                loop_copies=len(whole.loop_copies), host_transfers=whole.host_transfers, gamma=config.gamma, **memory)
     for gamma in () if step else (0, config.gamma):
       step[gamma] = decoding.verification(gamma)
@@ -127,7 +143,7 @@ def topology_rows(topology, target, drafts, config, input_len, batch):
                speedup_paper_c=float(theory.speedup(alpha, gamma, paper_c)))
 
 
-def size_rows(topology, size, batches=(1, 8, 64), lengths=(128, 2048)):
+def size_rows(topology, size, batches=(1, 16, 128), lengths=(128, 2048)):
   """A plain step of one model: on one chip and on all, with larger batches and longer texts."""
   per_chip = max(1, len(topology.devices) // math.prod(int(n) for n in topology.name.split(':')[1].split('x')))
   for count in (per_chip, len(topology.devices)):
@@ -145,17 +161,21 @@ def size_rows(topology, size, batches=(1, 8, 64), lengths=(128, 2048)):
 
 
 def _models(topology, target, drafts):
-  """({name: (abstract model, its mesh)} of the target and the drafts). UsageError where a mesh does not fit them."""
+  """({name: (abstract model, its mesh)} of the target and the drafts). UsageError where no mesh fits them."""
   devices = list(topology.devices)
   whole, copies = sharding.make_mesh(None, devices), sharding.make_mesh(1, devices)
   try:
     models = {target: (aot.abstract_model(t5.T5Config(**t5.SHAPES[target]), whole), whole)}
-    for name in drafts:
-      model = aot.abstract_model(t5.T5Config(**t5.SHAPES[name]), copies)
-      mesh = copies if aot.device_bytes(model.params) <= 2**30 else whole
-      models[name] = aot.abstract_model(model.config, mesh), mesh
   except ValueError as e:
     raise command.UsageError(f'tpu_compile: {topology.name}: {e}') from e
+  for name in drafts:
+    config = t5.T5Config(**t5.SHAPES[name])
+    models[name] = aot.abstract_model(config, copies), copies
+    if aot.device_bytes(models[name][0].params) > 2**30:
+      try:
+        models[name] = aot.abstract_model(config, whole), whole
+      except ValueError:  # 22 blocks of hidden units over 8 devices
+        pass
   return models
 
 

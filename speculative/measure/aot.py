@@ -69,7 +69,8 @@ def topology(name):
   if kind not in CHIPS or not shape.replace('x', '').isdigit():
     raise ValueError(f'topology {name!r}: write GENERATION:CHIPS, as v4:2x2x1; generations are {", ".join(CHIPS)}')
   chips = math.prod(int(n) for n in shape.split('x'))
-  for key, value in (('TPU_SKIP_MDS_QUERY', '1'), ('TPU_WORKER_HOSTNAMES', 'localhost'), ('TPU_ACCELERATOR_TYPE', 'v4-8')):
+  for key, value in (('TPU_SKIP_MDS_QUERY', '1'), ('TPU_WORKER_HOSTNAMES', 'localhost'), ('TPU_ACCELERATOR_TYPE', 'v4-8'),
+                     ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')):
     os.environ.setdefault(key, value)  # no metadata server is asked
   one = {'chips_per_host_bounds': (1, 1, 1)} if chips == 1 else {}
   try:
