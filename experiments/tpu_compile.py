@@ -17,6 +17,7 @@ import warnings
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # before JAX: with libtpu installed it would look for a TPU
 
 import gin
+import jax
 import numpy as np
 from rich import console
 from rich import progress
@@ -124,6 +125,7 @@ def topology_rows(topology, target, drafts, config, input_len, batch):
       yield _row(topology, 'step', target, name if what.startswith('draft') else None, step=what, bytes=cost.bytes,
                  flops=cost.flops, seconds=cost.seconds(chip), bound='bytes' if cost.bytes / chip.bandwidth >=
                  cost.flops / chip.peak else 'operations', compile_seconds=cost.compile_seconds)
+    jax.clear_caches()  # a GB each
   if not step:
     return
   plain, block = (step[gamma].seconds(chip) for gamma in (0, config.gamma))

@@ -91,6 +91,7 @@ def test_parts_have_names_in_a_profile(models):
   assert all(f'while/body/{name}/' in found for name in ('draft', 'verify', 'accept', 'commit'))
 
 
+@pytest.mark.slow
 def test_laid_out_parameters_are_the_same(models):
   """On a CPU the best layout is the default one; nothing of the caller's changes hands."""
   target, draft = speculative.lay_out(*models, np.ones((1, 7), np.int32), speculative.DecodeConfig(gamma=2, max_decode_len=9))

@@ -158,6 +158,7 @@ def test_programs_are_kept_in_the_users_cache(tmp_path, monkeypatch):
   assert not update
 
 
+@pytest.mark.slow
 def test_profile(tmp_path):
   """A trace for TensorBoard and one for Perfetto."""
   result = run('experiments.theory', '--profile', f'--output_dir={tmp_path}')

@@ -67,9 +67,9 @@ def load(path, dtype=None, mesh=None, vocabulary=None):
   folder, step = found
   config, init_params = _read_config(os.path.join(folder, CONFIG))
   shapes = huggingface.shapes_of(init_params, config)
-  sharding.check_fits(config, shapes, dtype.itemsize, mesh)
   shardings = sharding.param_shardings(config, shapes, mesh) if mesh is not None else dict.fromkeys(
       shapes, jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
+  sharding.check_fits(config, shapes, dtype.itemsize, mesh)
   params = traverse_util.unflatten_dict(
       {leaf: jax.ShapeDtypeStruct(shape, dtype, sharding=shardings[leaf]) for leaf, shape in shapes.items()}, sep='/')
   # Of float32 as it is on disk; one parameter must fit.

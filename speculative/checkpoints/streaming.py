@@ -29,8 +29,8 @@ def place(config, shapes, read, dtype, mesh=None):
   Raises:
     ValueError: the mesh does not fit the model, or the model the devices' memory; nothing has been read.
   """
-  sharding.check_fits(config, shapes, dtype.itemsize, mesh)
   shardings = sharding.param_shardings(config, shapes, mesh) if mesh is not None else {}
+  sharding.check_fits(config, shapes, dtype.itemsize, mesh)
   total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
   params = {}
   with progress.Progress(
