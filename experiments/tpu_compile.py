@@ -116,9 +116,10 @@ def topology_rows(topology, target, drafts, config, input_len, batch):
     yield _row(topology, 'memory', target, name, fits=needed <= chip.memory, needed=needed, state=state,
                temporaries=temporaries, compile_seconds=whole.compile_seconds + prefill.compile_seconds + own.compile_seconds,
                loop_copies=len(whole.loop_copies), host_transfers=whole.host_transfers, gamma=config.gamma, **memory)
-    for gamma in () if step else (0, config.gamma):
-      step[gamma] = decoding.verification(gamma)
-    costs = {f'verification of {gamma}' if gamma else 'plain step': cost for gamma, cost in step.items()} if not seconds else {}
+    costs = {}
+    if not step:  # the target's, whatever the draft
+      step = {gamma: decoding.verification(gamma) for gamma in (0, config.gamma)}
+      costs = {'plain step': step[0], f'verification of {config.gamma}': step[config.gamma]}
     costs[f'draft of t5-{name}'] = cost = decoding.draft()
     seconds[name] = cost.seconds(chip)
     for what, cost in costs.items():
@@ -147,16 +148,16 @@ def topology_rows(topology, target, drafts, config, input_len, batch):
 
 def size_rows(topology, size, batches=(1, 16, 128), lengths=(128, 2048)):
   """A plain step of one model: on one chip and on all, with larger batches and longer texts."""
-  per_chip = max(1, len(topology.devices) // math.prod(int(n) for n in topology.name.split(':')[1].split('x')))
+  per_chip = len(topology.devices) // topology.chips
   for count in (per_chip, len(topology.devices)):
     mesh = sharding.make_mesh(None, list(topology.devices[:count]))
     try:
       model = aot.abstract_model(t5.T5Config(**t5.SHAPES[size]), mesh)
     except ValueError:  # heads that the devices do not divide
       continue
+    if aot.device_bytes(model.params) > topology.chip.memory:
+      continue
     for batch, length in [(batch, lengths[0]) for batch in batches] + [(batches[0], length) for length in lengths[1:]]:
-      if aot.device_bytes(model.params) > topology.chip.memory:
-        continue
       cost = aot.plain_step(model, mesh, length, batch)
       yield _row(topology, 'size', size, None, devices=count, chips=count // per_chip, batch=batch, length=length,
                  seconds=cost.seconds(topology.chip), bytes=cost.bytes, flops=cost.flops, compile_seconds=cost.compile_seconds)

@@ -113,16 +113,15 @@ def _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, pa
 
   timed = measure.in_turn({name: functools.partial(decode, name) for name in (None, *drafters)}, passes, advance)
 
-  def median(name, cost):
-    return statistics.median(cost(seconds, made[1]) / made[0] for seconds, made in timed[name])
-
   rows = []
   for name in timed:
     tokens, _, results = timed[name][-1][1]
+    seconds, prefill = zip(*((all_, before) for all_, (_, before, _) in timed[name]))
     row = zoos.row(
-        'walltime', task, loaded, name, temperature, gamma=None, ms_per_token=1e3 * median(name, lambda all_, _: all_),
-        ms_per_token_decoding=1e3 * median(name, lambda all_, prefill: all_ - prefill), tokens=tokens, seed=seed,
-        ms_of_prefill=1e3 * statistics.median(made[1] for _, made in timed[name]) / len(batches))
+        'walltime', task, loaded, name, temperature, gamma=None, tokens=tokens, seed=seed,
+        ms_per_token=1e3 * statistics.median(seconds) / tokens,
+        ms_per_token_decoding=1e3 * statistics.median(a - b for a, b in zip(seconds, prefill)) / tokens,
+        ms_of_prefill=1e3 * statistics.median(prefill) / len(batches))
     if name is not None:
       gamma, c, v, a = config[name].gamma, steps[name].c, steps[name].v(max_gamma), alpha[task, temperature, name]
       total = {key: sum(int(getattr(result, key)[0]) for result in results)

@@ -44,15 +44,14 @@ def adjust(logits, temperature, top_k=0, top_p=1.0, filtered=True):
   if filtered:
     soft = jnp.where(greedy, soft, _filter(soft, top_k, top_p))
   one_hot = jnp.arange(logits.shape[-1]) == first_true(logits == peak)[..., None]
-  # Compared, not computed: vectorised maxima and exponentials need not let a NaN through.
-  valid = jnp.all(logits < jnp.inf, axis=-1, keepdims=True) & (peak > -jnp.inf)
+  valid = is_valid(logits)[..., None]
   return Distribution(*(jnp.where(valid, a, jnp.nan) for a in (jnp.where(greedy, one_hot, soft), soft)))
 
 
 def is_valid(logits):
   """bool[...] of logits[..., V]: neither NaN nor +inf, and not all −inf."""
-  # Compared, not computed: vectorised maxima and exponentials need not let a NaN through.
-  return jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
+  # Compared, not computed: vectorised maxima and exponentials need not let a NaN through. The maximum is `adjust`'s own.
+  return jnp.all(logits < jnp.inf, axis=-1) & (jnp.max(logits, axis=-1) > -jnp.inf)
 
 
 def first_true(condition):

@@ -3,10 +3,12 @@
 A mesh has the axes `data` (rows of a batch) and `model` (heads, hidden units, rows of the embedding). Columns of every
 matrix are ordered so that a split keeps together what belongs together: a head's q, k and v, a unit's two gates.
 """
+import functools
 import math
 from typing import NamedTuple
 
 import jax
+from jax.experimental import layout as layouts
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
@@ -60,9 +62,7 @@ def param_shardings(config, shapes, mesh):
     raise ValueError(f'the mesh has the axes {", ".join(map(str, mesh.axis_names))}; parameters are split over one '
                      f'named {MODEL!r} (speculative.sharding.make_mesh)')
   n = mesh.shape[MODEL]
-  # Gate and linear columns of a gated model alternate in blocks.
-  block = config.gate_block if getattr(config, 'gated', False) else 1
-  for count, name in (config.num_heads, 'attention heads'), (config.d_ff // block, f'blocks of {block} hidden units'):
+  for count, name in _units(config):
     if count % n:
       raise ValueError(f'a mesh with {n} devices along {MODEL!r} does not divide the {count} {name}')
   mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # XLA's choice of the rest, whatever the caller's mesh says
@@ -85,9 +85,8 @@ def check_fits(config, shapes, itemsize, mesh=None):
     where = param_shardings(config, shapes, mesh)
     need = itemsize * sum(math.prod(where[path].shard_shape(shape)) for path, shape in shapes.items())
   if need > free:
-    block = config.gate_block if getattr(config, 'gated', False) else 1
     enough = [n for n in range(1, config.num_heads + 1)
-              if config.num_heads % n == 0 and config.d_ff // block % n == 0 and whole / n < free]
+              if all(count % n == 0 for count, _ in _units(config)) and whole / n < free]
     advice = f'make_mesh({enough[0]}) of speculative.sharding would do' if enough else 'no mesh of such devices would do'
     raise ValueError(f'the parameters take {need / 2**30:.2f} GiB of a device, of which {free / 2**30:.2f} GiB are free: '
                      f'{(need - free) / 2**30:.2f} GiB too much; {advice}')
@@ -97,6 +96,13 @@ def free_memory(device):
   """Bytes; None where the device does not tell, as CPUs."""
   stats = device.memory_stats() or {}
   return stats['bytes_limit'] - stats.get('bytes_in_use', 0) if 'bytes_limit' in stats else None
+
+
+def _units(config):
+  """What a split must keep whole: ((how many, what), …)."""
+  # Gate and linear columns of a gated model alternate in blocks.
+  block = config.gate_block if getattr(config, 'gated', False) else 1
+  return (config.num_heads, 'attention heads'), (config.d_ff // block, f'blocks of {block} hidden units')
 
 
 def _axes(path, shape, n):
@@ -150,8 +156,19 @@ class Layout(NamedTuple):
 
   def replicated(self, tree):
     """The arrays on every device, whichever hosts these belong to; what comes from a host must be the same on all."""
-    # Not device_put, which refuses random keys where devices belong to other hosts.
-    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(self.mesh, PartitionSpec()))(tree)
+    return _replicate(self.mesh)(tree)
+
+
+@functools.lru_cache(maxsize=None)
+def _replicate(mesh):
+  """One jitted function a mesh, or every call would compile anew. device_put refuses random keys where devices belong to
+  other hosts."""
+  return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, PartitionSpec()))
+
+
+def best_layouts(params):
+  """`in_shardings` that leave the layout in memory of arrays, or of shapes with shardings, to the compiler."""
+  return jax.tree.map(lambda a: layouts.Format(layouts.Layout.AUTO, a.sharding), params)
 
 
 def layout_of(target_params, draft_params=()):

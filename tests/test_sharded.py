@@ -17,7 +17,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Every process makes the same models. 8 heads and 8 blocks of hidden units for 8 devices; the draft has 3 heads.
 PROGRAM = '''
-import os, sys
+import sys
+from flax import traverse_util
 import numpy as np
 import jax
 processes, index, port = map(int, sys.argv[1:4])
@@ -25,17 +26,14 @@ if processes > 1:
   jax.distributed.initialize(f'localhost:{port}', processes, index)
 import speculative
 from speculative import sharding
-from speculative.checkpoints import huggingface
 from speculative.checkpoints import streaming
 from speculative.models import t5
-from speculative.checkpoints import huggingface, streaming
-from speculative.models import t5
 
-def build(heads, seed, mesh, noise=0.):
+def build(heads, seed, mesh):
   config = t5.T5Config(vocab_size=64, d_model=32, d_ff=1024, num_heads=heads, d_kv=8, num_encoder_layers=1,
                        num_decoder_layers=2, eos_id=1)
   params = jax.device_get(jax.jit(lambda: t5.init_params(config, jax.random.key(seed)))())
-  flat = {'/'.join(k.key for k in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+  flat = traverse_util.flatten_dict(params, sep='/')
   shapes = {path: leaf.shape for path, leaf in flat.items()}
   params = streaming.place(config, shapes, lambda path, index: flat[path][index], np.dtype('float32'), mesh)
   return speculative.Model(config, params)

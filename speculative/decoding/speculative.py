@@ -4,7 +4,6 @@ import functools
 from typing import NamedTuple
 
 import jax
-from jax.experimental import layout as layouts
 import jax.numpy as jnp
 import numpy as np
 
@@ -103,9 +102,8 @@ def lay_out(target, draft, inputs, config=DecodeConfig()):
     (target, draft) with parameters of their own; the given ones may be dropped.
   """
   program, params, settings, state = start(target, draft, inputs, config)
-  best = jax.tree.map(lambda a: layouts.Format(layouts.Layout.AUTO, a.sharding), params)
-  compiled = jax.jit(run.__wrapped__, static_argnums=0, donate_argnums=3, in_shardings=(best, None, None, None)).lower(
-      program, params, settings, state, np.int32(0)).compile()
+  compiled = jax.jit(run.__wrapped__, static_argnums=0, donate_argnums=3, in_shardings=(
+      sharding.best_layouts(params), None, None, None)).lower(program, params, settings, state, np.int32(0)).compile()
   formats = compiled.input_formats[0][0]
   return tuple(dataclasses.replace(model, params=jax.tree.map(jax.device_put, model.params, wanted))
                for model, wanted in zip((target, draft), formats))

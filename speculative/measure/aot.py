@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from flax import traverse_util
 import jax
-from jax.experimental import layout as layouts
 from jax.experimental import topologies
 import jax.numpy as jnp
 import numpy as np
@@ -56,10 +55,12 @@ class Topology(NamedTuple):
   Attributes:
     name: 'v4:2x2x1': generation and chips.
     devices: tuple of devices.
-    chip: `Chip`, a device's share of it.
+    chips: how many these are.
+    chip: `Chip`, a device's share of one.
   """
   name: str
   devices: tuple
+  chips: int
   chip: Chip
 
 
@@ -78,7 +79,7 @@ def topology(name):
   except Exception as e:  # JAX has a kind of its own for each cause
     raise RuntimeError(f"no TPU compiler for {name} ({str(e).splitlines()[0]}): pip install -e '.[tpu]'") from e
   share = chips / len(devices)
-  return Topology(name, tuple(devices), Chip(*(share * figure for figure in CHIPS[kind])))
+  return Topology(name, tuple(devices), chips, Chip(*(share * figure for figure in CHIPS[kind])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +137,9 @@ def compile_for_tpu(function, static, params, *arguments, donate=None):
   Returns:
     `Cost`.
   """
-  best = jax.tree.map(lambda a: layouts.Format(layouts.Layout.AUTO, a.sharding), params)
   n = len(static)
   jitted = jax.jit(getattr(function, '__wrapped__', function), static_argnums=tuple(range(n)),
-                   in_shardings=(best, *[None] * len(arguments)), donate_argnums=() if donate is None else n + donate)
+                   in_shardings=(sharding.best_layouts(params), *[None] * len(arguments)), donate_argnums=() if donate is None else n + donate)
   with precision.compiling_for('tpu'):
     lowered = jitted.lower(*static, params, *arguments)
   start = time.perf_counter()

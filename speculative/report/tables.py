@@ -337,7 +337,6 @@ def tpu_tables(rows):
   """Of `experiments.tpu_compile`: memory, single steps, and the paper's Table 2 as a roofline has it."""
   rows = {kind: [row for row in rows if row.get('experiment') == 'tpu_compile' and row['kind'] == kind]
           for kind in ('memory', 'step', 'table 2', 'size')}
-  gib = {key: 2**30 for key in ('weights', 'state', 'temporaries', 'needed', 'memory')}
 
   def memory(row):
     fits = 'yes' if row['fits'] else f'no, {(row["needed"] - row["memory"]) / 2**30:.1f} GiB too much'
@@ -350,7 +349,8 @@ def tpu_tables(rows):
         'Memory of one device [compiled, not run]',
         ('topology', 'target', 'draft', 'weights', 'caches and state', 'temporaries', 'needed', 'has', 'fits', 'compiling, s'),
         tuple((row['device'], row['target'], row['draft'],
-               *(NOTHING if row.get(key) is None else f'{row[key] / gib[key]:.2f}' for key in gib), memory(row),
+               *(NOTHING if row.get(key) is None else f'{row[key] / 2**30:.2f}'
+                 for key in ('weights', 'state', 'temporaries', 'needed', 'memory')), memory(row),
                number(row.get('compile_seconds'), 0)) for row in rows['memory']),
         ('GiB. temporaries: of prefill or loop, whichever needs more.',)))
   if rows['step']:
