@@ -3,10 +3,11 @@
 Every package has an English description, and volunteers have translated many of them to German. `apt-get update`
 brings both as plain text, so the data can be rebuilt on any Debian or Ubuntu from the system's own sources.
 
-Two tasks come out of them, both split by source package, so that siblings such as `foo` and `foo-doc` stay together:
+Three tasks come out of them, all split by source package, so that siblings such as `foo` and `foo-doc` stay together:
 
   ende       "translate English to German: " + an English paragraph  ->  its German translation
   summarize  "summarize: " + the long description                    ->  the synopsis
+  describe   the first words of the long description                 ->  the rest, for decoder-only models; in training all
 
   python -m experiments.build_data --output_dir=data
 """
@@ -32,6 +33,7 @@ from experiments import command
 LANGUAGES = ('en', 'de')
 PREFIXES = {'ende': 'translate English to German: ', 'summarize': 'summarize: '}
 SPLITS = ('train', 'validation', 'test')
+PROMPT_WORDS = 8  # of `describe`
 
 # Only free software from the distribution itself, whatever else the system has in its sources.
 ORIGINS = ('Debian', 'Ubuntu')
@@ -385,6 +387,12 @@ def write_examples(path, prefix, examples):
   replace_file(path, lambda f: f.write(''.join(lines).encode('utf-8')))
 
 
+def describe(text, words):
+  """An Example with the first words as input, and the rest as reference."""
+  parts = text.split(' ', words)
+  return Example(' '.join(parts[:words]), ' '.join(parts[words:]))
+
+
 def choose(texts, num_chars):
   """Takes texts in an order that is arbitrary yet always the same, until they have `num_chars`."""
   chosen, total = [], 0
@@ -429,7 +437,7 @@ def train_vocabulary(texts, vocab_size):
 
 @gin.configurable
 def build_data(output_dir: str, vocab_size: int = 4000, held_out: float = 0.02, dry_run: bool = False):
-  """Builds {ende,summarize}.{train,validation,test}.tsv, stats.json and spiece.model.
+  """Builds {ende,summarize,describe}.{train,validation,test}.tsv, stats.json and spiece.model.
 
   Args:
     output_dir: directory to write to, made if missing.
@@ -456,6 +464,9 @@ def build_data(output_dir: str, vocab_size: int = 4000, held_out: float = 0.02, 
       stats[task][split] = len(split_examples)
       write_examples(os.path.join(output_dir, f'{task}.{split}.tsv'), PREFIXES[task], split_examples)
     logging.info('%s: %s', task, dict(stats[task]))
+  for split, split_examples in examples['summarize'].items():
+    write_examples(os.path.join(output_dir, f'describe.{split}.tsv'), '',
+                   [describe(example.input, 0 if split != 'test' else PROMPT_WORDS) for example in split_examples])
 
   texts = vocabulary_texts(examples)
   model = train_vocabulary(texts, vocab_size)

@@ -17,15 +17,17 @@ from speculative.drafters import ngram
 
 
 @gin.configurable
-def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.REQUIRED):
+def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.REQUIRED, counted=60000):
   """Replaces the packaged files (not DATA.md).
 
   Args:
     data_dir: as `experiments.build_data` writes it.
-    runs_dir: holds {target, draft_small, draft_base}/model, as `experiments.train` writes them.
+    runs_dir: holds {target, draft_small, draft_base, gpt_target, gpt_draft}/model, as `experiments.train` and
+      `experiments.distill` write them.
+    counted: training texts of each task whose unigrams and bigrams are counted, at most.
   """
   del output_dir
-  names = ['target', *(f'draft_{name}' for name in packaged.DRAFTS)]
+  names = [name for target, drafts, _ in packaged.FAMILIES.values() for name in (target, *drafts.values())]
   for path in [data_dir, *(os.path.join(runs_dir, name, 'model') for name in names)]:
     if not os.path.exists(path):
       raise command.UsageError(f'{path} does not exist')
@@ -37,17 +39,17 @@ def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.RE
   shutil.copyfile(os.path.join(data_dir, 'spiece.model'), vocabulary_path)
   vocabulary = Vocabulary(vocabulary_path)
   for name in names:
-    model = huggingface.load(os.path.join(runs_dir, name, 'model'), 'bfloat16')
-    model.vocabulary = None  # one file serves all three
+    model = checkpoints.load_model(os.path.join(runs_dir, name, 'model'), 'bfloat16')
+    model.vocabulary = None  # one file serves all
     checkpoints.save_model(model, os.path.join(packaged.FOLDER, name), overwrite=True)
-  for task in packaged.TASKS:
+  for task in (*packaged.TASKS, packaged.GPT_TASK):
     pairs = packaged.read_texts(os.path.join(data_dir, f'{task}.test.tsv'))
     with open(os.path.join(packaged.FOLDER, 'texts', f'{task}.tsv'), 'w', encoding='utf-8') as f:
       for pair in pairs:
-        if len(vocabulary.encode(pair[0])) < batching.BUCKETS[-1]:
+        if pair[1] and len(vocabulary.encode(pair[0])) < batching.BUCKETS[-1]:
           f.write('\t'.join(pair) + '\n')
     references = [reference for _, reference in packaged.read_texts(os.path.join(data_dir, f'{task}.train.tsv'))]
-    ngram.save(ngram.fit_texts(references, vocabulary), os.path.join(packaged.FOLDER, 'ngrams', f'{task}.npz'))
+    ngram.save(ngram.fit_texts(references[:counted], vocabulary), os.path.join(packaged.FOLDER, 'ngrams', f'{task}.npz'))
   size = sum(os.path.getsize(os.path.join(packaged.FOLDER, name, huggingface.WEIGHTS)) for name in names)
   print(f'weights: {size / 1e6:.1f} MB in all')
 

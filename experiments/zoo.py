@@ -21,11 +21,11 @@ LENGTHS = {'inputs': 512, 'targets': 512}
 
 @gin.configurable
 def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), modules=('t5.data.mixtures',),
-        split='test', feature_lengths=None, limit=None, vocabulary=None, dry_run=False):
+        split='test', feature_lengths=None, limit=None, vocabulary=None, family='t5', dry_run=False):
   """Loads what the experiments compare.
 
   Args:
-    target: a checkpoint folder; None: the packaged trio.
+    target: a checkpoint folder; None: the packaged models of `family`.
     drafts: {name: checkpoint folder}.
     texts: {task: TSV file of input and reference, or name of a seqio task or mixture}; None: the packaged texts.
     ngrams: {task: file of counts, as `ngram.save` writes it}; None: no n-gram drafts.
@@ -37,6 +37,7 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
       not given.
     limit: examples of each seqio task at most; None: all.
     vocabulary: SentencePiece file in place of the seqio tasks' own, a copy where that is out of reach.
+    family: of the packaged models, 't5' (the trio) or 'gpt' (the decoder-only pair).
     dry_run: only check that everything named exists.
 
   Returns:
@@ -45,6 +46,8 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
   unknown = set(more) - set(packaged.MORE)
   if unknown:
     raise command.UsageError(f'zoo.more: {", ".join(sorted(unknown))}: there are {", ".join(packaged.MORE)}')
+  if family not in packaged.FAMILIES:
+    raise command.UsageError(f'zoo.family = {family!r}: there are {", ".join(packaged.FAMILIES)}')
   drafts, texts, ngrams, more = drafts or {}, texts or {}, ngrams or {}, tuple(more)
   if target is None and (drafts or ngrams):
     raise command.UsageError('zoo.drafts and zoo.ngrams go with zoo.target')
@@ -60,11 +63,11 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
     if path is not None and not os.path.exists(os.path.expanduser(path)):
       raise command.UsageError(f'{binding} = {path!r} does not exist')
   lengths = _checked(feature_lengths, limit)
-  sources = {task: _source(task, name, modules, split, vocabulary) for task, name in texts.items()
-             if not os.path.isfile(os.path.expanduser(name))}
+  sources = {task: source(f'zoo.texts[{task!r}] = {name!r}', name, modules, split, vocabulary)
+             for task, name in texts.items() if not os.path.isfile(os.path.expanduser(name))}
   if dry_run:
     return None
-  pieces = _shared_vocabulary(sources)
+  pieces = shared_vocabulary(sources)
   texts = {task: (sources[task].read(lengths, limit) if task in sources else
                   packaged.read_texts(os.path.expanduser(name))) for task, name in texts.items()}
 
@@ -75,7 +78,7 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
     return model
 
   if target is None:
-    loaded = speculative.load_pretrained(dtype)
+    loaded = speculative.load_pretrained(dtype, family)
     loaded = dataclasses.replace(loaded, texts=texts or loaded.texts, more=more)
   else:
     target = load(target)
@@ -116,9 +119,8 @@ def _checked(feature_lengths, limit):
   return lengths
 
 
-def _source(task, name, modules, split, vocabulary):
-  """The seqio task or mixture that zoo.texts[task] names: `tasks.Source`. Raises UsageError unless it can be read."""
-  binding = f'zoo.texts[{task!r}] = {name!r}'
+def source(binding, name, modules, split, vocabulary):
+  """The seqio task or mixture that a binding names: `tasks.Source`. Raises UsageError unless it can be read."""
   try:
     from speculative.data import tasks  # here, as most runs do without seqio
   except ImportError as e:
@@ -137,7 +139,7 @@ def _source(task, name, modules, split, vocabulary):
     raise command.UsageError(f'{binding}: {e}') from e
 
 
-def _shared_vocabulary(sources):
+def shared_vocabulary(sources):
   """The one vocabulary of the seqio tasks; None: there are no tasks."""
   found = {source.vocabulary.fingerprint: source.vocabulary for source in sources.values()}
   if len(found) > 1:

@@ -1,16 +1,24 @@
 """Training: exact resumption, growth that preserves the function, schedules and batches."""
 import dataclasses
+import inspect
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import speculative
+from speculative.models import decoder_only
 from speculative.models import precision
 from speculative.models import t5
+from speculative.training import distill
 from speculative.training import grow
 from speculative.training import train
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONFIG = t5.T5Config(vocab_size=64, d_model=16, d_ff=32, num_heads=2, d_kv=8, num_encoder_layers=1,
                      num_decoder_layers=1, dropout=0.1)
 
@@ -26,7 +34,7 @@ def run(output_dir, steps, log=lambda _: None, **settings):
   return train.train(CONFIG, params, [('copy', copy_task(40, 0), 1)], [('copy', copy_task(10, 1), 1)],
                      output_dir=str(output_dir), steps=steps, learning_rate=1e-2, warmup=2, decay=20,
                      tokens_per_batch=64, buckets=(8, 16), min_batches=1, dtype='float32', log=log, log_every=1,
-                     evaluate_every=4, **({'save_every': 3} | settings))
+                     evaluate_every=4, **({'save_every': 3, 'optimizer': 'adam'} | settings))
 
 
 def assert_equal(a, b):
@@ -122,3 +130,133 @@ def test_embedding_in_bfloat16_has_a_gradient():
   np.testing.assert_array_equal(precision.take_rows(table, ids), table[ids].astype(jnp.float32))
   gradient = jax.grad(lambda t: jnp.sum(precision.take_rows(t, ids) * jnp.array([1., 2., 4.])[:, None]))(table)
   np.testing.assert_array_equal(gradient.astype(jnp.float32), np.outer([2., 0., 5., 0.], np.ones(3)))
+
+
+GPT = decoder_only.GPTConfig(vocab_size=64, d_model=16, d_ff=32, num_heads=2, num_layers=1, max_positions=32, dropout=0.0)
+
+
+def count_task(n, seed):
+  """Texts that count upwards."""
+  rng = np.random.default_rng(seed)
+  return [train.Example((), tuple(range(first, first + 8)) + (1,)) for first in rng.integers(2, 50, n)]
+
+
+def test_a_decoder_only_model_learns(tmp_path):
+  losses = []
+  train.train(GPT, train.initial_params(GPT, jax.random.key(0)), [('count', count_task(60, 0), 1)],
+              [('count', count_task(10, 1), 1)], output_dir=str(tmp_path), steps=150, learning_rate=1e-2, tokens_per_batch=64,
+              buckets=(12,), min_batches=1, dtype='float32', optimizer='adam', log_every=10, evaluate_every=50, save_every=1000,
+              log=lambda entry: losses.append(entry.get('validation_count')))
+  losses = [loss for loss in losses if loss is not None]
+  assert losses[-1] < losses[0] - 0.5
+
+
+def test_loss_of_a_decoder_only_model_is_that_of_every_token_but_the_first():
+  params = train.initial_params(GPT, jax.random.key(0))
+  tokens = np.array([[5, 9, 7, 1, 0, 0], [3, 1, 0, 0, 0, 0]])
+  _, (nll, count) = train.loss_fn(params, decoder_only.DecoderOnly(GPT), np.zeros((2, 0), np.int32), tokens, None)
+  logits = np.asarray(decoder_only.DecoderOnly(GPT).apply({'params': params}, tokens), np.float64)
+  log_p = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+  expected = -(log_p[0, 0, 9] + log_p[0, 1, 7] + log_p[0, 2, 1] + log_p[1, 0, 1])
+  assert count == 4 and float(nll) == pytest.approx(expected, rel=1e-5)
+
+
+def test_joined_examples_are_one_text():
+  joined = train.joined([train.Example((4, 5, 1), (6, 7, 1)), train.Example((), tuple(range(2, 9)))], 1, 5)
+  assert [e.targets.tolist() for e in joined] == [[4, 5, 6, 7, 1], [2, 3, 4, 5, 1]]
+  assert all(len(e.inputs) == 0 for e in joined)
+
+
+def test_accumulated_gradients_are_the_mean():
+  """Two batches in one update are one batch of both, where all rows are as long."""
+  params = train.initial_params(GPT, jax.random.key(0))
+  batches = [train.make_batch([(count_task(8, seed), 1)], [(0, i) for i in range(8)], 0, 12, 8, 0)[1] for seed in (0, 1)]
+
+  def gradient(tokens):
+    return jax.grad(lambda p: train.loss_fn(p, decoder_only.DecoderOnly(GPT), None, tokens, None)[0])(params)
+
+  updates = {}
+  for accumulate, parts in ((2, batches), (1, [np.concatenate(batches)])):
+    optimizer = train.make_optimizer(params, GPT, 'adafactor', accumulate=accumulate)
+    state = jax.jit(optimizer.init)(params)
+    for i, part in enumerate(parts):
+      updates[accumulate, i], state = jax.jit(optimizer.update)(gradient(part), state, params)
+  assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates[2, 0]))
+  # A first step is nearly the gradient's sign, which rounding decides where it is tiny.
+  assert _cosine(updates[2, 1]['embedding'], updates[1, 0]['embedding']) > 0.999
+
+
+def _cosine(a, b):
+  return np.sum(a * b) / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def test_fine_tuning_defaults_are_adafactor_at_a_constant_rate():
+  defaults = inspect.signature(train.train).parameters
+  assert (defaults['optimizer'].default, defaults['learning_rate'].default) == ('adafactor', 1e-3)
+  rate = train.make_schedule(1e-3, defaults['warmup'].default, 100, defaults['decay'].default)
+  assert {rate(step) for step in range(100)} == {1e-3}
+
+
+@pytest.mark.parametrize('kind,expected', [
+    ('forward_kl', .1 * np.log(.1 / .5) + .6 * np.log(.6 / .3) + .3 * np.log(.3 / .2)),
+    ('reverse_kl', .5 * np.log(.5 / .1) + .3 * np.log(.3 / .6) + .2 * np.log(.2 / .3)),
+    ('tvd', 0.4)])
+def test_divergences(kind, expected):
+  p, q = np.log([.1, .6, .3]), np.log([.5, .3, .2])
+  assert float(distill.divergence(p + 3, q - 1, kind)) == pytest.approx(expected, rel=1e-5)
+  assert float(distill.divergence(p, p, kind)) == pytest.approx(0, abs=1e-6)
+
+
+def test_unknown_divergence():
+  with pytest.raises(ValueError, match='forward_kl, reverse_kl, tvd'):
+    distill.divergence(np.zeros(3), np.zeros(3), 'kl')
+
+
+@pytest.mark.parametrize('kind', distill.DIVERGENCES)
+def test_distillation_brings_the_draft_nearer(kind, tmp_path):
+  """Every divergence lowers total variation, 1 − α, on the target's own samples."""
+  target = speculative.Model(GPT, jax.tree.map(lambda a: 4 * a, train.initial_params(GPT, jax.random.key(0))), dtype='float32')
+  prompts = [train.Example(np.array([i]), np.zeros(0)) for i in range(2, 50)]
+  samples = distill.sample(target, prompts, max_decode_len=10, batch=16)
+  assert sorted(e.targets[0] for e in samples) == list(range(2, 50)) and all(len(e.inputs) == 0 for e in samples)
+  start = train.initial_params(GPT, jax.random.key(1))
+  tvd = distill.loss(GPT, 'float32', 'tvd', 64)
+  batch = train.make_batch([(samples, 1)], [(0, i) for i in range(48)], 0, 12, 48, 0)
+
+  def distance(params):
+    return float(tvd(params, decoder_only.DecoderOnly(GPT), *batch, None, target.params)[0])
+
+  params = train.train(GPT, start, [('samples', samples, 1)], [('samples', samples[:4], 1)], output_dir=str(tmp_path), steps=60,
+                       learning_rate=1e-2, tokens_per_batch=200, buckets=(12,), min_batches=1, dtype='float32',
+                       optimizer='adam', evaluate_every=1000, save_every=1000, log=lambda _: None,
+                       loss=distill.loss(GPT, 'float32', kind, 64), loss_arguments=(target.params,))
+  assert distance(params) < distance(start) - 0.02
+
+
+@pytest.mark.slow
+def test_several_devices_train_as_one():
+  """Data-parallel and model-parallel steps on 8 simulated devices: the losses of one device."""
+  program = '''
+import sys, tempfile
+sys.path.insert(0, 'tests')
+import jax
+import test_training as t
+from speculative import sharding
+for model in (None, 1, 2):
+  mesh = None if model is None else sharding.make_mesh(model)
+  with tempfile.TemporaryDirectory() as folder:
+    losses = []
+    config = t.dataclasses.replace(t.CONFIG, dropout=0.0, d_ff=256)
+    t.train.train(config, t.train.initial_params(config, jax.random.key(0)), [('copy', t.copy_task(64, 0), 1)],
+                  [('copy', t.copy_task(8, 1), 1)], output_dir=folder, steps=8, tokens_per_batch=128, buckets=(8,),
+                  min_batches=1, dtype='float32', log_every=1, mesh=mesh, save_every=4,
+                  log=lambda entry: losses.append(entry['loss']) if 'loss' in entry else None)
+  print('LOSSES', *losses)
+'''
+  result = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | {
+      'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': '--xla_force_host_platform_device_count=8'})
+  lines = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith('LOSSES')]
+  assert len(lines) == 3, result.stderr[-2000:]
+  one, data, both = (np.array(line, float) for line in lines)
+  np.testing.assert_allclose(data, one, atol=2e-3)
+  np.testing.assert_allclose(both, one, atol=2e-3)

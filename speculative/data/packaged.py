@@ -3,7 +3,7 @@ import dataclasses
 import os
 from typing import Callable
 
-from speculative.checkpoints import huggingface
+from speculative.checkpoints import load_model
 from speculative.data.vocabulary import Vocabulary
 from speculative.drafters import ngram
 from speculative.drafters.chain import ChainDrafter
@@ -13,7 +13,12 @@ from speculative.models.model import Model
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'pretrained')
 DRAFTS = ('small', 'base')
 TASKS = ('ende', 'summarize')
-
+GPT_TASK = 'describe'
+# Family → folders of the target and of the drafts by name, smallest first; tasks.
+FAMILIES = {
+    't5': ('target', {name: f'draft_{name}' for name in DRAFTS}, TASKS),
+    'gpt': ('gpt_target', {'gpt-small': 'gpt_draft'}, (GPT_TASK,)),
+}
 
 MORE = {'copying': lambda zoo: CopyingDrafter(zoo.target),
         'chain': lambda zoo: ChainDrafter(*list(zoo.drafts.values())[:-3:-1])}
@@ -48,18 +53,23 @@ class Zoo:
     return ngrams | self.drafts | {name: MORE[name](self) for name in self.more}
 
 
-def load_pretrained(dtype=None):
+def load_pretrained(dtype=None, family='t5'):
   """Loads the packaged target, its drafts and their texts.
 
   Args:
     dtype: as for `load_model`.
+    family: 't5', the trio; or 'gpt', the decoder-only pair, whose texts are first words of English descriptions, and the rest.
 
   Returns:
     `Zoo`.
 
   Raises:
     FileNotFoundError: the package is incomplete; the message names the file.
+    ValueError: unknown family.
   """
+  if family not in FAMILIES:
+    raise ValueError(f'family = {family!r}: there are {", ".join(FAMILIES)}')
+  target, drafts, tasks = FAMILIES[family]
   def file(*parts):
     path = os.path.join(FOLDER, *parts)
     if not os.path.exists(path):
@@ -69,11 +79,11 @@ def load_pretrained(dtype=None):
   vocabulary = Vocabulary(file('spiece.model'))
 
   def model(name):
-    return huggingface.load(file(name), dtype, vocabulary=vocabulary)
+    return load_model(file(name), dtype, vocabulary=vocabulary)
 
-  return Zoo(model('target'), {name: model(f'draft_{name}') for name in DRAFTS}, vocabulary,
-             {task: read_texts(file('texts', f'{task}.tsv')) for task in TASKS},
-             {task: ngram.load(file('ngrams', f'{task}.npz')) for task in TASKS})
+  return Zoo(model(target), {name: model(folder) for name, folder in drafts.items()}, vocabulary,
+             {task: read_texts(file('texts', f'{task}.tsv')) for task in tasks},
+             {task: ngram.load(file('ngrams', f'{task}.npz')) for task in tasks})
 
 
 def read_texts(path):

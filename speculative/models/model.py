@@ -6,7 +6,7 @@ from typing import Any
 from speculative.models import decoder_only
 from speculative.models import t5
 
-_MODULES = {t5.T5Config: t5.T5, decoder_only.GPTConfig: decoder_only.DecoderOnly}
+MODULES = {t5.T5Config: t5.T5, decoder_only.GPTConfig: decoder_only.DecoderOnly}
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,7 +73,7 @@ class Model:
 @functools.lru_cache(maxsize=None)
 def _functions(config, dtype):
   """(prefill, extend, first) of the target protocol as pure functions; the same objects for equal configurations."""
-  module = _MODULES[type(config)](config, dtype)
+  module = MODULES[type(config)](config, dtype)
 
   def prefill(params, inputs, max_len):
     return module.apply({'params': params}, inputs, max_len, method='prefill')
