@@ -212,24 +212,38 @@ def widened(model, shape, dtype):
                            model.vocabulary, name=f'{model.name} widened to t5-{shape}')
 
 
-def pair_rows(shape, drafts, dtype, assisted, prompts, temperatures, passes, seed):
-  """Plain and speculative decoding of texts with a target of T5's shape, and Transformers' assisted generation of them."""
+def widened_zoo(shape, drafts, dtype):
+  """The packaged models on their translations, the target in T5's shape `shape`, its base draft in those of `drafts` and as
+  it is."""
   narrow = speculative.load_pretrained(str(dtype))
   draft = narrow.drafts[DRAFT]
-  narrow = dataclasses.replace(narrow, texts={'ende': narrow.texts['ende']}, counts={}, drafts={DRAFT: draft})
+  wide = {f't5-{name}': widened(draft, name, dtype) for name in drafts} | {DRAFT: draft}
+  return dataclasses.replace(narrow, target=widened(narrow.target, shape, dtype), drafts=wide, counts={},
+                             texts={'ende': narrow.texts['ende']})
+
+
+def widened_walltimes(shape, wide, temperatures, dtype, **settings):
+  """Rows of `walltime.measure_walltimes` for a `widened_zoo`, labelled so."""
+  narrow = speculative.load_pretrained(str(dtype))
+  narrow = dataclasses.replace(narrow, texts=wide.texts, counts={}, drafts={DRAFT: narrow.drafts[DRAFT]})
   found = alphas.measure_alphas(narrow, tokens=2000, temperatures=temperatures)
-  found += [row | {'draft': f't5-{name}'} for row in found if row['draft'] == DRAFT for name in drafts]  # the same function
-  wide = dataclasses.replace(narrow, target=widened(narrow.target, shape, dtype), drafts={
-      f't5-{name}': widened(draft, name, dtype) for name in drafts} | {DRAFT: draft})
+  found += [row | {'draft': name} for row in found if row['draft'] == DRAFT for name in wide.drafts]  # the same function
+  rows = walltime.measure_walltimes(wide, found, temperatures=temperatures, gammas=(1, 3, 7), max_gamma=8, loop_steps=6,
+                                    **settings)
+  return [row | {'label': 'widened', 'target': f't5-{shape}'} for row in rows]
+
+
+def pair_rows(shape, drafts, dtype, assisted, prompts, temperatures, passes, seed):
+  """Plain and speculative decoding of texts with a target of T5's shape, and Transformers' assisted generation of them."""
+  wide = widened_zoo(shape, drafts, dtype)
   inputs = walltime.pick(wide, 'ende', 64, prompts)
   for name, drafter in wide.drafts.items():
     seconds = _compile_seconds(wide.target, drafter, inputs[0], speculative.DecodeConfig(gamma=5))
     yield _row('widened', f't5-{shape}', name, dtype, system='speculative', task='compile', gamma=5, temperature=None,
                compile_seconds=seconds)
-  rows = walltime.measure_walltimes(wide, found, prompts=prompts, passes=passes, temperatures=temperatures, gammas=(1, 3, 7),
-                                     max_gamma=8, loop_steps=6)
+  rows = widened_walltimes(shape, wide, temperatures, dtype, prompts=prompts, passes=passes)
   for row in rows:
-    row |= {'experiment': 'benchmark', 'label': 'widened', 'target': f't5-{shape}', 'system': 'speculative'}
+    row |= {'experiment': 'benchmark', 'system': 'speculative'}
     if row['draft']:
       row['of_rounds'] = row['speedup_decoding'] * (row['gamma'] * row['c'] + row['v']) / row['tokens_per_round']
     yield row

@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments import command
 import speculative
+from speculative import checkpoints
 from speculative.checks import check_integer
 from speculative.checkpoints import huggingface
 from speculative.data import batching
@@ -60,7 +61,7 @@ def zoo(target=None, drafts=None, texts=None, ngrams=None, dtype=None, more=(), 
   paths |= {f'zoo.drafts[{name!r}]': path for name, path in drafts.items()}
   paths |= {f'zoo.ngrams[{name!r}]': path for name, path in ngrams.items()}
   for binding, path in paths.items():
-    if path is not None and not os.path.exists(os.path.expanduser(path)):
+    if path is not None and not os.path.exists(os.path.expanduser(path)) and not checkpoints.is_elsewhere(path):
       raise command.UsageError(f'{binding} = {path!r} does not exist')
   lengths = _checked(feature_lengths, limit)
   sources = {task: source(f'zoo.texts[{task!r}] = {name!r}', name, modules, split, vocabulary)

@@ -62,6 +62,11 @@ def load_model(path, dtype=None, mesh=None, vocabulary=None):
                    f'This one holds {found}')
 
 
+def is_elsewhere(name):
+  """Whether a name is a URL that `load_model` takes, or could be one of the Hugging Face Hub."""
+  return t5x.is_remote(name) or bool(_HUB_NAME.fullmatch(name))
+
+
 def _from_hub(name):
   """The local folder of a model on the Hugging Face Hub: what the cache holds, or else a download."""
   import huggingface_hub

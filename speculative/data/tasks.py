@@ -1,7 +1,8 @@
 """seqio's tasks and mixtures: their texts, vocabularies and metrics. Importing this takes the `seqio` extra.
 
-The packaged texts are registered as `speculative_ende` and `speculative_summarize`, split `test`. Other tasks are
-registered by the modules that define them, such as `t5.data.mixtures`.
+The packaged texts are registered as `speculative_ende`, `speculative_summarize` and `speculative_describe`, split `test`;
+One Billion Words (Chelba et al. 2013, TFDS) as `speculative_lm1b`. Other tasks are registered by the modules that define
+them, such as `t5.data.mixtures`.
 """
 import collections
 import contextlib
@@ -48,15 +49,29 @@ FEATURES = 'inputs', 'targets'
 def register():
   """Registers the packaged texts, where that is not done yet; importing this module does it."""
   vocabulary = seqio.SentencePieceVocabulary(os.path.join(packaged.FOLDER, 'spiece.model'))
-  for task, metric in zip(packaged.TASKS, (_bleu, _rouge), strict=True):
-    if f'speculative_{task}' not in seqio.TaskRegistry.names():
+  def add(name, source, preprocessors, prompts, metrics):
+    if name not in seqio.TaskRegistry.names():
       seqio.TaskRegistry.add(
-          f'speculative_{task}',
-          source=seqio.FunctionDataSource(functools.partial(_packaged_texts, task), splits=('test',)),
-          preprocessors=[seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(),
+          name, source=source, metric_fns=metrics,
+          preprocessors=[*preprocessors, seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder(),
                          seqio.preprocessors.append_eos_after_trim],
-          output_features={name: seqio.Feature(vocabulary) for name in FEATURES},
-          metric_fns=[metric])
+          output_features={'inputs': seqio.Feature(vocabulary, add_eos=not prompts), 'targets': seqio.Feature(vocabulary)})
+
+  for task, metrics in {'ende': [_bleu], 'summarize': [_rouge], packaged.GPT_TASK: []}.items():
+    source = seqio.FunctionDataSource(functools.partial(_packaged_texts, task), splits=('test',))
+    add(f'speculative_{task}', source, [], task == packaged.GPT_TASK, metrics)
+  # Its test split serves for both, as it has no other.
+  add('speculative_lm1b', seqio.TfdsDataSource('lm1b:1.1.0', splits={'train': 'train', 'validation': 'test', 'test': 'test'}),
+      [_first_words], True, [])
+
+
+def _first_words(dataset, count=8):
+  """A sentence's first words as inputs, the rest as targets."""
+  def split(example):
+    words = tf.strings.split(example['text'], ' ')
+    return {'inputs': tf.strings.reduce_join(words[:count], separator=' '),
+            'targets': tf.strings.reduce_join(words[count:], separator=' ')}
+  return dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _packaged_texts(task, split, shuffle_files, seed=None):
