@@ -28,7 +28,7 @@ from speculative.data import packaged
 from speculative.decoding.config import DecodeConfig
 from speculative.measure import trace
 from speculative.report import html
-from speculative.report import markdown
+from speculative.report import report
 from speculative.report import results
 from speculative.report import tables
 
@@ -49,8 +49,7 @@ PARTS = {
 
 @gin.configurable
 def reproduce(output_dir, dry_run=False, *, parts=('table 1', 'table 2', 'table 3', 'figure 1'), families=('t5',),
-              trace_text=None, trace_gamma=7, widened=('large',),
-              widened_prompts=4, latex=False):
+              trace_text=None, trace_gamma=7, widened=('large',), widened_prompts=4, latex=False):
   """Measures, prints the tables, writes the report.
 
   Args:
@@ -76,14 +75,13 @@ def reproduce(output_dir, dry_run=False, *, parts=('table 1', 'table 2', 'table 
   store = results.Store(os.path.join(output_dir, 'results.jsonl'), {
       'command': ' '.join(['python -m experiments.reproduce', *sys.argv[1:]]), 'config': gin.config_str(),
       'environment': results.environment(), 'models': _fingerprints(zoos_)})
-  traces = []
   if 'table 1' in parts:
     store.part('table 1', theory.compare_table_1)
   for loaded in zoos_:
     for task in loaded.texts:
       _measure(store, dataclasses.replace(loaded, texts={task: loaded.texts[task]}), task, parts)
     if 'figure 1' in parts:
-      traces.append(_trace(loaded, trace_text, trace_gamma))
+      store.part(f'figure 1 {loaded.target.name}', functools.partial(_trace, loaded, trace_text, trace_gamma))
   if 'widened' in parts:
     for shape in widened:
       store.part(f'widened {shape}', functools.partial(_widened, shape, widened_prompts))
@@ -92,7 +90,7 @@ def reproduce(output_dir, dry_run=False, *, parts=('table 1', 'table 2', 'table 
   for table in tables.alpha_table(store.rows), tables.walltime_table(store.rows), tables.quality_table(store.rows):
     if table.rows:
       print(table.to_text(), flush=True)
-  print('Report:', markdown.write_report(*results.merge([store.path]), output_dir, latex=latex, traces=traces))
+  print('Report:', report.write_report(*results.merge([store.path]), output_dir, latex))
 
 
 def _measure(store, loaded, task, parts):
@@ -137,13 +135,14 @@ def _fingerprints(zoos_):
 
 
 def _trace(loaded, text, gamma):
-  """Figure 1: an HTML fragment."""
+  """Figure 1: a row that holds the rounds."""
   text = text or next(iter(loaded.texts.values()))[0][0]
   inputs = decoding.encode(loaded.target, [text])
   config = DecodeConfig(gamma=gamma, max_decode_len=128)
   name, draft = list(loaded.drafts.items())[-1]
   result, rows = trace.record(loaded.target, draft, inputs, config)
-  return html.trace_fragment([text], rows, result, loaded.vocabulary, gamma, {'target': loaded.target.name, 'draft': name})
+  described = html.describe_trace([text], rows, result, loaded.vocabulary, gamma, {'target': loaded.target.name, 'draft': name})
+  return [zoos.row('trace', None, loaded, name, 0.0) | described]
 
 
 def _widened(shape, prompts):

@@ -4,6 +4,7 @@
 
 γ is the best by theory, from α, c and v measured here.
 """
+import dataclasses
 import functools
 import os
 import statistics
@@ -12,7 +13,6 @@ import time
 import gin
 import jax
 import numpy as np
-from rich import progress
 
 from experiments import alpha as alphas
 from experiments import command
@@ -61,25 +61,76 @@ def measure_walltimes(loaded, alpha_rows, prompts=12, passes=5, temperatures=(0.
     list of rows for results.jsonl, plain decoding first (draft None). `ms_per_token` and `speedup_measured` are of whole
     texts, `ms_per_token_decoding` and `speedup_decoding` of what follows the prefill.
   """
-  alpha = {(r['task'], r['temperature'], r['draft']): r['alpha'] for r in alpha_rows if r['experiment'] == 'alpha'}
-  rows, steps = [], {}
-  columns = (progress.TextColumn('{task.description}'), progress.BarColumn(), progress.TimeElapsedColumn())
+  alpha = _by_pair(alpha_rows)
+  rows = []
   names = list(loaded.drafters(next(iter(loaded.texts))))
-  with progress.Progress(*columns, transient=True) as bar:
-    step = bar.add_task('wall time', total=len(loaded.texts) * len(temperatures) * (len(names) + 1) + len(names))
+  with alphas.steps('wall time', len(loaded.texts) * len(temperatures) * (len(names) + 1)) as advance:
+    steps = None
     for task in loaded.texts:
-      batches = pick(loaded, task, max_input_len, prompts)
-      drafters = loaded.drafters(task)
-      if not steps:  # the models, and tables of the same size, whatever the task
-        bar.update(step, description='single steps')
-        steps = measure.step_times(loaded.target, drafters, batches[0], DecodeConfig(max_decode_len=max_decode_len),
-                                   gammas, loop_steps)
-        bar.advance(step, len(names))
+      batches, drafters = pick(loaded, task, max_input_len, prompts), loaded.drafters(task)
+      steps = steps or step_times(loaded, drafters, batches[0], max_decode_len, gammas, loop_steps)
       for temperature in temperatures:
-        bar.update(step, description=f'{task} at T = {temperature:g}')
-        rows += _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, passes, max_gamma,
-                              max_decode_len, seed, lambda: bar.advance(step))
+        plain = DecodeConfig(max_decode_len=max_decode_len, temperature=temperature)
+        runs = {None: (None, plain)}
+        for name, drafter in drafters.items():
+          best = theory.best_gamma(alpha[task, temperature, name], steps[name].c, steps[name].v(max_gamma), max_gamma)
+          runs[name] = drafter, dataclasses.replace(plain, gamma=int(best))
+        for name, values in time_runs(loaded.target, batches, runs, passes, seed, advance).items():
+          row = zoos.row('walltime', task, loaded, name, temperature, seed=seed, **values)
+          rows.append(row if name is None else _with_expectation(row, alpha[task, temperature, name], steps[name]))
   return rows
+
+
+@gin.configurable('gamma_settings')
+def measure_gammas(loaded, alpha_rows, gammas=(1, 2, 3, 5, 7, 10), drafts=None, prompts=6, passes=3,
+                   temperatures=(0.0, 1.0), max_input_len=64, max_decode_len=128, loop_steps=48, seed=0):
+  """Times drafts at every γ beside plain decoding (the paper's Table 4 has one γ for each).
+
+  Args:
+    loaded, alpha_rows, prompts, passes, temperatures, max_input_len, max_decode_len, loop_steps, seed: as for
+      `measure_walltimes`.
+    gammas: γ to decode with; a verification is timed at each.
+    drafts: names; None: bigram and the models.
+
+  Returns:
+    list of rows for results.jsonl (experiment 'gamma'), without plain decoding.
+  """
+  alpha = _by_pair(alpha_rows)
+  rows = []
+  with alphas.steps('γ', len(loaded.texts) * len(temperatures)) as advance:
+    steps = None
+    for task in loaded.texts:
+      drafters = {name: drafter for name, drafter in loaded.drafters(task).items()
+                  if (name in drafts if drafts else name != 'unigram')}
+      batches = pick(loaded, task, max_input_len, prompts)
+      steps = steps or step_times(loaded, drafters, batches[0], max_decode_len, gammas, loop_steps)
+      for temperature in temperatures:
+        plain = DecodeConfig(max_decode_len=max_decode_len, temperature=temperature)
+        runs = {None: (None, plain)} | {(name, gamma): (drafter, dataclasses.replace(plain, gamma=gamma))
+                                        for name, drafter in drafters.items() for gamma in gammas}
+        timed = time_runs(loaded.target, batches, runs, passes, seed)
+        del timed[None]
+        rows += [_with_expectation(zoos.row('gamma', task, loaded, name, temperature, seed=seed, **values),
+                                   alpha[task, temperature, name], steps[name]) for (name, _), values in timed.items()]
+        advance()
+  return rows
+
+
+def _by_pair(alpha_rows):
+  return {(r['task'], r['temperature'], r['draft']): r['alpha'] for r in alpha_rows if r['experiment'] == 'alpha'}
+
+
+def step_times(loaded, drafters, inputs, max_decode_len, gammas, loop_steps):
+  """{draft: `measure.StepTimes`}: of the models, and of tables of one size, whatever the task."""
+  return measure.step_times(loaded.target, drafters, inputs, DecodeConfig(max_decode_len=max_decode_len), gammas, loop_steps)
+
+
+def _with_expectation(row, alpha, steps):
+  """The row of a speculative run with what Theorem 3.8 expects, without and with v."""
+  gamma = row['gamma']
+  c, v = steps.c, steps.v(gamma)[gamma]
+  return row | {'alpha': alpha, 'c': c, 'v': v, 'speedup_expected': float(theory.speedup(alpha, gamma, c)),
+                'speedup_expected_v': float(theory.speedup(alpha, gamma, c, v))}
 
 
 def pick(loaded, task, max_input_len, prompts):
@@ -89,52 +140,53 @@ def pick(loaded, task, max_input_len, prompts):
   return [decoding.encode(loaded.target, [text], buckets=(max_input_len,)) for text in picked]
 
 
-def _measure_task(loaded, task, temperature, batches, drafters, alpha, steps, passes, max_gamma, max_decode_len, seed,
-                  advance):
-  """Plain decoding and every draft on one task at one temperature: list of rows."""
-  config = {name: DecodeConfig(
-      gamma=int(theory.best_gamma(alpha[task, temperature, name], steps[name].c, steps[name].v(max_gamma), max_gamma)),
-      max_decode_len=max_decode_len, temperature=temperature) for name in drafters}
-  plain = DecodeConfig(max_decode_len=max_decode_len, temperature=temperature)
+def time_runs(target, batches, runs, passes, seed, advance=lambda: None):
+  """Decodes all batches with every run, in turn.
 
-  def decode(name):
-    """Decodes every prompt by itself: (tokens made, seconds of that spent before the first, results)."""
+  Args:
+    target: `Model`.
+    batches: list of int32[1, S], decoded one by one.
+    runs: {name: (drafter, `DecodeConfig`)}; the first has the drafter None, plain decoding, which others are compared with.
+    passes: as for `measure.in_turn`.
+    advance: called after each run's compilation.
+
+  Returns:
+    {name: dict of what rows have}. `ms_per_token` and `speedup_measured` are of whole texts, `ms_per_token_decoding` and
+    `speedup_decoding` of what follows the prefill.
+  """
+  def decode(drafter, config):
+    """(tokens made, seconds of that spent before the first, results)."""
     results, prefill = [], 0.0
     for b, batch in enumerate(batches):
       begin = time.perf_counter()
-      if name is None:
-        module, started = autoregressive, autoregressive.start(loaded.target, batch, plain, seed, [b])
+      if drafter is None:
+        module, started = autoregressive, autoregressive.start(target, batch, config, seed, [b])
       else:
-        module, started = speculative, speculative.start(loaded.target, drafters[name], batch, config[name], seed, [b])
+        module, started = speculative, speculative.start(target, drafter, batch, config, seed, [b])
       jax.block_until_ready(started[2:])
       prefill += time.perf_counter() - begin
       results.append(module.finish(*started))
     return sum(int(result.lengths[0]) for result in results), prefill, results
 
-  timed = measure.in_turn({name: functools.partial(decode, name) for name in (None, *drafters)}, passes, advance)
-
-  rows = []
-  for name in timed:
+  timed = measure.in_turn({name: functools.partial(decode, *run) for name, run in runs.items()}, passes, advance)
+  found = {}
+  for name, (drafter, config) in runs.items():
     tokens, _, results = timed[name][-1][1]
     seconds, prefill = zip(*((all_, before) for all_, (_, before, _) in timed[name]))
-    row = zoos.row(
-        'walltime', task, loaded, name, temperature, gamma=None, tokens=tokens, seed=seed,
-        ms_per_token=1e3 * statistics.median(seconds) / tokens,
+    values = found[name] = dict(
+        gamma=None, tokens=tokens, ms_per_token=1e3 * statistics.median(seconds) / tokens,
         ms_per_token_decoding=1e3 * statistics.median(a - b for a, b in zip(seconds, prefill)) / tokens,
         ms_of_prefill=1e3 * statistics.median(prefill) / len(batches))
-    if name is not None:
-      gamma, c, v, a = config[name].gamma, steps[name].c, steps[name].v(max_gamma), alpha[task, temperature, name]
+    if drafter is not None:
+      plain = next(iter(found.values()))
       total = {key: sum(int(getattr(result, key)[0]) for result in results)
                for key in ('lengths', 'rounds', 'accepted', 'tested')}
-      row |= dict(
-          gamma=gamma, alpha=a, accepted_over_tested=total['accepted'] / max(total['tested'], 1),
-          tokens_per_round=total['lengths'] / total['rounds'], c=c, v=v[gamma],
-          speedup_expected=float(theory.speedup(a, gamma, c)),
-          speedup_expected_v=float(theory.speedup(a, gamma, c, v[gamma])),
-          speedup_measured=rows[0]['ms_per_token'] / row['ms_per_token'],
-          speedup_decoding=rows[0]['ms_per_token_decoding'] / row['ms_per_token_decoding'])
-    rows.append(row)
-  return rows
+      values |= dict(
+          gamma=config.gamma, accepted_over_tested=total['accepted'] / max(total['tested'], 1),
+          tokens_per_round=total['lengths'] / total['rounds'],
+          speedup_measured=plain['ms_per_token'] / values['ms_per_token'],
+          speedup_decoding=plain['ms_per_token_decoding'] / values['ms_per_token_decoding'])
+  return found
 
 
 if __name__ == '__main__':

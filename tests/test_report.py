@@ -4,16 +4,18 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from experiments import command
+from experiments import report as report_experiment
 from experiments import theory as theory_experiment
 from speculative import theory
 from speculative.report import figures
-from speculative.report import markdown
+from speculative.report import report
 from speculative.report import results
 from speculative.report import tables
 
@@ -298,32 +300,169 @@ def test_environment():
 
 # The report.
 
+RUN = {'command': 'python -m experiments.x', 'config': 'a.b = 1', 'environment': {'device': 'cpu', 'jax': '1.2.3', 'none': None},
+       'models': {'target': '5 parameters'}}
+HEADER = {'experiment': 'run', 'label': 'measured', 'run': 'abc', **RUN}
+
+
+def lenience_row(value, alpha, **kwargs):
+  return alpha_row(alpha, experiment='lenience', lenience=value, temperature=1.0, **kwargs)
+
+
+MORE = [
+    {**COMMON, 'experiment': 'theory', 'label': 'predicted'},
+    lenience_row(1.0, 0.6, gamma=3, speedup_measured=1.2, speedup_expected_v=1.25), lenience_row(0.1, 0.8),
+    walltime_row(0.8, 1, 1.4, experiment='gamma', speedup_expected_v=1.5),
+    walltime_row(0.8, 5, 1.3, experiment='gamma', speedup_expected_v=1.6),
+    alpha_row(0.5, experiment='temperature', temperature=2.0), alpha_row(0.7, experiment='position', first=0, last=0),
+    alpha_row(0.6, experiment='position', first=1, last=3),
+    alpha_row(0.5, experiment='accepted', gamma=2, counts=[4, 4, 2], cut=3, tokens_per_round=1.8, tokens_per_round_iid=1.75,
+              tokens_per_round_beta=1.79, by_position=[0.6, None]),
+    {**COMMON, 'experiment': 'quality_of_both', 'bleu': 30.0, 'texts': 9, 'at_limit': 0.0, 'equal': 1.0},
+    alpha_row(0.7, experiment='distill', divergence='forward_kl', alpha_before=0.65, alpha_before_se=0.01),
+    {**COMMON, 'experiment': 'trace', 'gamma': 2, 'settings': {'target': 'large'}, 'totals': 'in all', 'by_position': [0.5, None],
+     'decodes': [{'input': 'a <b>', 'output': 'c d', 'end': 'end of text', 'totals': '1 round',
+                  'lines': [{'accepted': 1, 'before': '', 'spans': [['c', 'accepted'], [' x', 'rejected'], [' d', 'replaced']]}]}]},
+]
+
 
 def test_write_report(tmp_path):
-  path = markdown.write_report(ROWS, tmp_path / 'out', {'device': 'cpu', 'jax': '1.2.3'}, 'python -m experiments.x')
+  path = report.write_report([row | {'run': 'abc'} for row in ROWS + MORE], [HEADER], tmp_path / 'out', latex=True)
   with open(path) as f:
     text = f.read()
-  for part in ('python -m experiments.x', 'jax: 1.2.3', 'seeds: 0', '0.712 ± 0.004', 'ende [widened]', '31.25',
-               '2 of 3 measured settings were slower', '2 of 12 results are not plain measurements',
-               'arXiv 2211.17192'):
+  for part in ('python -m experiments.x', 'jax: 1.2.3', 'seeds: 0', '0.712 ± 0.004', 'ende [widened]', '31.25', 'a.b = 1',
+               '2 of 3 measured settings were slower', '5 parameters', 'arXiv 2211.17192', '1. c ~~x~~ **d**',
+               '0.650 ± 0.010', '+0.050', '1.40 (1.50)', 'Lenience'):
     assert part in text, part
   images = re.findall(r'!\[[^\]]+\]\(([^)]+)\)', text)
-  assert len(images) == 3
+  assert len(images) == len(set(images)) == 9
   for image in images:
     assert (tmp_path / 'out' / image).read_bytes().startswith(b'\x89PNG')
   written = [name for _, _, names in os.walk(tmp_path) for name in names]
-  assert sorted(written) == sorted(['report.md'] + [os.path.basename(image) for image in images])
+  assert sorted(written) == sorted(['report.md', 'report.html', 'tables.tex'] + [os.path.basename(image) for image in images])
   assert str(tmp_path) not in text
+  page = (tmp_path / 'out' / 'report.html').read_text()
+  assert page.count('data:image/png;base64,') == 9 and 'a &lt;b&gt;' in page and '<b>α</b>' in page
+  assert not re.search(r'(src|href)="(?!data:)', page) and '<script' not in page
+  assert '0.712 ± 0.004' in page and '<span class="rejected"> x</span>' in page
+  latex = (tmp_path / 'out' / 'tables.tex').read_text()
+  assert latex.count(r'\begin{tabular}') == latex.count(r'\end{tabular}') == page.count('<thead>') - 1  # the trace is none
+  assert r'$\alpha$' in latex and '0.712 $\\pm$ 0.004' in latex and r'1.81$\times$' in latex and 'α' not in latex
 
 
 def test_report_survives_a_failing_one(tmp_path):
-  path = markdown.write_report([], tmp_path, {}, 'first')
-  with mock.patch.object(markdown.figures, 'alpha_by_draft', side_effect=RuntimeError):
+  path = report.write_report([], [HEADER], tmp_path)
+  with mock.patch.object(report.figures, 'alpha_by_draft', side_effect=RuntimeError):
     with pytest.raises(RuntimeError):
-      markdown.write_report(ROWS, tmp_path, {}, 'second')
+      report.write_report(ROWS, [HEADER | {'command': 'second'}], tmp_path)
   with open(path) as f:
     text = f.read()
-  assert 'first' in text and 'no α rows' in text and 'no wall-time rows' in text
+  assert 'experiments.x' in text and 'second' not in text and 'no α rows' in text and 'no wall-time rows' in text
+
+
+def test_latex_escapes():
+  table = tables.Table('50 % of a_b', ('x & y',), (('#1 \\ ^',),)).to_latex()
+  assert r'\caption{50 \% of a\_b}' in table and r'x \& y \\' in table and r'\#1 \textbackslash{} \textasciicircum{}' in table
+
+
+def test_lenience_table():
+  line, = tables.lenience_table(MORE).rows
+  assert line == ('ende', 'small', '1', '0.600', '0.62', '3', '1.25×', '1.20×', '2.5×',
+                  '0.800', '0.84', '–', '–', '–', '5.0×')
+
+
+def test_gamma_table():
+  line, = cells(tables.gamma_table(MORE))
+  assert (line['γ=1'], line['γ=5'], line['best γ, theory'], line['best γ, measured']) == ('1.40 (1.50)', '1.30 (1.60)', '5', '1')
+  assert (line['measured at the former'], line['at the latter']) == ('1.30×', '1.40×')
+
+
+def test_acceptance_tables():
+  temperature, position, accepted = tables.acceptance_tables(MORE)
+  assert cells(temperature)[0]['T=2'] == '0.500'
+  assert (cells(position)[0]['1'], cells(position)[0]['2–4']) == ('0.700', '0.600')
+  line, = cells(accepted)
+  assert [line[f'n={n}'] for n in range(3)] == ['0.40 (0.50)', '0.40 (0.25)', '0.20 (0.25)']
+
+
+def test_every_row_of_the_paper_is_accounted_for():
+  """Tables 2 to 5 have 13, 2 × 16, 3 and 16 rows; each is measured or says why not, and names a run that exists."""
+  table = tables.coverage_table(ROWS + MORE)
+  count = {number: sum(row[0] == number for row in table.rows) for number in '2345'}
+  assert count == {'2': 13, '3': 32, '4': 3, '5': 16}
+  found = {row[1]: row[3] for row in table.rows if row[0] == '3'}
+  assert found['T5-XXL EnDe, T5-small, T = 0'] == '0.712 [measured; target large]'
+  assert found['LaMDA 137B, LaMDA 8B, T = 0'].startswith('not public')
+  assert found['T5-XXL CNNDM, T5-large, T = 1'].startswith('no packaged draft')
+  runs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'configs', 'runs')
+  assert all(row[4] == 'none' or os.path.exists(os.path.join(runs, row[4])) for row in table.rows)
+  assert {row[1].split(',')[0] for row in table.rows if row[4] == 'none'} == {'LaMDA 137B'}
+
+
+# Runs of several parts.
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+  path = tmp_path / 'results.jsonl'
+  store = results.Store(path, RUN)
+  assert [row['alpha'] for row in store.part('one', lambda: [alpha_row(0.5)])] == [0.5]
+  whole = path.read_bytes()
+  store.part('two', lambda: [alpha_row(0.6), alpha_row(0.7)])
+  both = path.read_bytes()
+  for length in range(len(whole), len(both)):  # killed anywhere in the second part
+    path.write_bytes(both[:length])
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')  # of half-written lines
+      again = results.Store(path, RUN)
+    assert again.part('one', lambda: pytest.fail('measured again'))[0]['alpha'] == 0.5
+    made = []
+    again.part('two', lambda: made.append(1) or [alpha_row(0.6), alpha_row(0.7)])
+    # Only the last newline is missing: the part is whole.
+    assert len(made) == (length < len(both) - 1)
+    assert path.read_bytes() == both and [row['alpha'] for row in again.rows] == [0.5, 0.6, 0.7]
+
+
+def test_a_failing_part_leaves_nothing(tmp_path):
+  store = results.Store(tmp_path / 'results.jsonl', RUN)
+  before = (tmp_path / 'results.jsonl').read_bytes()
+  with pytest.raises(ZeroDivisionError):
+    store.part('one', lambda: 1 / 0)
+  with pytest.raises(ValueError):
+    store.part('one', lambda: [alpha_row(0.5), alpha_row(float('nan'))])
+  assert (tmp_path / 'results.jsonl').read_bytes() == before
+
+
+@pytest.mark.parametrize('change', [{'config': 'a.b = 2'}, {'models': {'target': '6 parameters'}}])
+def test_another_run_is_not_mixed_in(tmp_path, change):
+  path = tmp_path / 'results.jsonl'
+  results.Store(path, RUN).part('one', lambda: [alpha_row(0.5)])
+  before = path.read_bytes()
+  with pytest.raises(ValueError, match='another configuration'):
+    results.Store(path, RUN | change)
+  results.Store(path, RUN | {'command': 'other words', 'environment': {}})
+  assert path.read_bytes() == before
+
+
+def test_merge(tmp_path):
+  paths = [tmp_path / name for name in ('a.jsonl', 'b.jsonl')]
+  for i, path in enumerate(paths):
+    results.Store(path, RUN | {'config': str(i)}).part('one', lambda i=i: [alpha_row(0.5 + i / 10)])
+  rows, headers = results.merge([*paths, paths[0]])
+  assert [row['alpha'] for row in rows] == [0.5, 0.6] and [header['config'] for header in headers] == ['0', '1']
+  report_experiment.report(str(tmp_path / 'out'), paths=[str(path) for path in paths])
+  text = (tmp_path / 'out' / 'report.md').read_text()
+  assert all(f'Run {header["run"]}' in text for header in headers)
+  paths[1].unlink()
+  results.Store(paths[1], RUN | {'models': {'target': '6 parameters'}})
+  with pytest.raises(ValueError, match='target: two different models under one name'):
+    results.merge(paths)
+
+
+@pytest.mark.parametrize('paths,message', [([], 'arguments'), (['nowhere.jsonl'], 'nowhere.jsonl: no such file')])
+def test_report_experiment_refuses(tmp_path, paths, message):
+  with pytest.raises(command.UsageError, match=message):
+    report_experiment.report(str(tmp_path / 'out'), paths=paths)
+  assert not (tmp_path / 'out').exists()
 
 
 # The experiment.

@@ -1,4 +1,7 @@
-"""α as the paper measures it (section 4.2): the mean of Σ min(p, q) over tokens that the target generates."""
+"""α as the paper measures it (section 4.2): the mean of Σ min(p, q) over tokens that the target generates.
+
+Beside it what Theorem 3.8 leaves out: how α goes with the position, and what rounds make of β that vary along a text.
+"""
 import functools
 from typing import NamedTuple
 
@@ -37,7 +40,7 @@ class Generated(NamedTuple):
 
 
 def measure_alpha(target, drafter, inputs, generated, config, seed=0, probs=None):
-  """Σ min(p, q) at every prefix of the target's own texts.
+  """Σ min(q, p / lenience) at every prefix of the target's own texts.
 
   Args:
     target, drafter: as for `speculative_decode`.
@@ -51,12 +54,16 @@ def measure_alpha(target, drafter, inputs, generated, config, seed=0, probs=None
     `Alpha`.
 
   Raises:
-    TypeError, ValueError: as for `speculative_decode`; texts that are not [B, N], or of no tokens at all.
+    TypeError, ValueError: as for `speculative_decode`; texts that are not [B, N], or of no tokens at all; a lenience below 1
+      at temperature 0, where acceptance is not a ratio of p and q (there accepted / tested of a decode tells).
   """
   drafter = as_drafter(drafter)
   static = Target.of(target), Drafter.of(drafter)
   pairs.check_pair(target, drafter)
   inputs, rows, row_keys = decode_inputs.prepare(target, inputs, config, seed, drafter=drafter)
+  if np.any((np.asarray(config.temperature) == 0) & (np.asarray(config.lenience) < 1)):
+    raise ValueError('at temperature 0 α with a lenience below 1 is not Σ min(q, p / lenience): take accepted / tested of a '
+                     'decode')
   tokens, lengths = _check_texts(target, generated, len(inputs))
   if not lengths.any():
     raise ValueError('the texts have no tokens: there is nothing to measure α over')
@@ -126,6 +133,49 @@ def acceptance_by_position(result, gamma):
   return np.divide(passed, passed + failed, out=np.full(gamma, np.nan), where=passed + failed > 0)
 
 
+def by_position(beta, edges):
+  """α of the tokens at positions edges[i] … edges[i + 1] − 1 of the texts: list of `Alpha`, None where there are none.
+
+  Args:
+    beta: float[B, N], NaN beyond a row's end, as `Alpha` has it.
+    edges: increasing ints, the first 0.
+  """
+  parts = [beta[:, first:last] for first, last in zip(edges[:-1], edges[1:])]
+  return [pool([part]) if np.isfinite(part).any() else None for part in parts]
+
+
+def tokens_per_round(beta, gamma):
+  """Tokens a round where a draft behind the i-th token is accepted with the probability β_i of that place.
+
+  As Theorem 3.8, but for its one assumption: β may vary along and among texts. Rounds follow each other, so that more of
+  them begin where drafts fail. A round is cut at a text's end.
+
+  Args:
+    beta: float[B, N], NaN beyond a row's end.
+    gamma: γ ≥ 1.
+
+  Returns:
+    float: expected tokens / expected rounds, over all texts.
+  """
+  tokens = rounds = 0.0
+  for row in beta:
+    row = np.minimum(row[np.isfinite(row)], 1.0)  # a sum of float32 probabilities
+    begins = np.zeros(len(row) + gamma + 1)  # P(a round begins at this token)
+    begins[0] = 1.0
+    for i in range(len(row)):
+      reach = begins[i]  # P(a round began here and its first n drafts were accepted)
+      for n in range(gamma):
+        if i + n >= len(row):
+          break
+        begins[i + n + 1] += reach * (1 - row[i + n])
+        reach *= row[i + n]
+      else:
+        begins[i + gamma + 1] += reach
+    tokens += len(row)
+    rounds += begins[:len(row)].sum()
+  return tokens / rounds
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _target_probs(program, params, inputs, tokens, rows):
   target, filtered = program
@@ -151,6 +201,6 @@ def _betas(program, params, inputs, tokens, rows, row_keys, probs):
     known = jnp.where(jnp.arange(n + 1) <= i, committed, target.pad_id)
     _, q, state = drafter.draft(params, state, known, jnp.full(batch, i + 1), 1, sample)
     p = jax.lax.dynamic_index_in_dim(probs, i, 1, keepdims=False)
-    return state, jnp.sum(jnp.minimum(p, q[:, 0]), axis=-1)  # NaN where either is
+    return state, jnp.sum(jnp.minimum(p / rows.lenience[:, None], q[:, 0]), axis=-1)  # NaN where either is
 
   return jax.lax.scan(one, drafter.prefill(params, inputs, n + 2), jnp.arange(n, dtype=jnp.int32))[1].T

@@ -308,3 +308,92 @@ def tpu(rows):
     axes.legend(frameon=False, fontsize='small')
     _plain(axes)
   return figure
+
+
+def _name(row):
+  return f'{tables.task_name(row)}, {tables.draft_name(row)}'
+
+
+def _panels(n, width=5):
+  figure = Figure(figsize=(width * n, 4), layout='constrained')
+  axes = figure.subplots(1, n, squeeze=False)[0]
+  for each in axes:
+    _plain(each)
+  return figure, axes
+
+
+def _grouped(rows, *keys):
+  """{values of keys: rows}, in the order in which they come."""
+  found = {}
+  for row in rows:
+    found.setdefault(tuple(row.get(key) for key in keys), []).append(row)
+  return found
+
+
+def gammas(rows):
+  """Speed-up against γ, a panel for each task and temperature: measured (lines) and by Theorem 3.8 with v (hollow)."""
+  panels = _grouped(tables.of_experiment(rows, 'gamma'), 'task', 'temperature')
+  figure, axes = _panels(len(panels), 4)
+  for panel, ((task, temperature), these) in zip(axes, panels.items()):
+    for style, ((draft,), group) in zip(_styles(), _grouped(these, 'draft').items()):
+      group = sorted(group, key=lambda row: row['gamma'])
+      x = [row['gamma'] for row in group]
+      panel.plot(x, [row['speedup_measured'] for row in group], label=draft, **style)
+      panel.plot(x, [row['speedup_expected_v'] for row in group], marker=style['marker'], markeredgecolor=style['color'],
+                 **HOLLOW)
+    panel.axhline(1, color=GRAY, linewidth=1)
+    panel.set(xlabel='γ', ylabel='Speed-up', ylim=(0, None))
+    panel.set_title(f'{task}, T = {temperature:g}', fontsize='medium')
+    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  handles, _ = axes[0].get_legend_handles_labels()
+  handles.append(Line2D([], [], marker='o', markeredgecolor=GRAY, label='expected, v', **HOLLOW))
+  figure.legend(handles=handles, loc='outside upper center', ncols=len(handles), frameon=False)
+  return figure
+
+
+def lenience(rows):
+  """α and, where it was measured, speed-up against lenience, a line for each task and draft."""
+  rows = tables.of_experiment(rows, 'lenience')
+  timed = any(row.get('speedup_measured') is not None for row in rows)
+  figure, axes = _panels(1 + timed)
+  for style, group in zip(_styles(), _grouped(rows, 'task', 'draft', 'label').values()):
+    group = sorted(group, key=lambda row: row['lenience'])
+    for panel, key in zip(axes, ('alpha', 'speedup_measured')):
+      points = [(row['lenience'], row[key]) for row in group if row.get(key) is not None]
+      if points:
+        panel.plot(*zip(*points), label=_name(group[0]), **style)
+  for panel, label in zip(axes, ('Acceptance rate α', 'Speed-up, measured')):
+    panel.set(xlabel='Lenience l (1: exact)', ylabel=label, xlim=(1.02, 0), ylim=(0, None))
+    panel.legend(frameon=False, fontsize='small')
+  return figure
+
+
+def acceptance(rows):
+  """Of `experiments.acceptance`: α against temperature, α against position, tokens a round measured and expected."""
+  by = {name: tables.of_experiment(rows, name) for name in ('temperature', 'position', 'accepted')}
+  by = {name: found for name, found in by.items() if found}
+  figure, axes = _panels(len(by))
+  for panel, (kind, these) in zip(axes, by.items()):
+    if kind == 'accepted':
+      names = [f'{_name(row)}, T={row["temperature"]:g}' for row in these]
+      y = np.arange(len(these))
+      panel.grid(False)
+      _plain(panel, grid='x')
+      panel.barh(y, [row['tokens_per_round'] for row in these], 0.7, label='measured', **_bar(0))
+      for key, label, marker, color in (('tokens_per_round_iid', 'i.i.d. (Equation 1)', 'D', COLORS[1]),
+                                        ('tokens_per_round_beta', 'β of each place', 'o', 'black')):
+        panel.plot([row[key] for row in these], y, marker=marker, markeredgecolor=color, label=label, zorder=3, **HOLLOW)
+      panel.set(yticks=y, yticklabels=names, ylim=(len(y) - 0.4, -0.6), xlabel='Tokens a round', xlim=(1, None))
+    else:
+      for style, group in zip(_styles(), _grouped(these, 'task', 'draft', 'label', *(
+          ['temperature'] if kind == 'position' else [])).values()):
+        x = [row['temperature'] if kind == 'temperature' else row['first'] + 1 for row in group]
+        name = _name(group[0]) + (f', T={group[0]["temperature"]:g}' if kind == 'position' else '')
+        panel.errorbar(x, [row['alpha'] for row in group], [row['alpha_se'] for row in group], label=name, markersize=4, **style)
+      panel.set(xlabel='Temperature' if kind == 'temperature' else 'Position in the output', ylabel='Acceptance rate α',
+                ylim=(0, 1))
+      if kind == 'position':
+        panel.set_xscale('log', base=2)
+        panel.xaxis.set_major_formatter('{x:g}')
+    panel.legend(frameon=False, fontsize='x-small')
+  return figure

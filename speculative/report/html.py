@@ -1,9 +1,12 @@
-"""The rounds of a decode, as a page that needs no other file."""
+"""Pages that need no other file: the rounds of a decode, and the report."""
 import base64
 import importlib.resources
 import io
+import re
 
 import jinja2
+import markupsafe
+import numpy as np
 
 from speculative.decoding.state import FinishReason
 from speculative.measure import alpha
@@ -28,9 +31,16 @@ def trace_page(texts, rows, result, vocabulary, gamma, settings, timeline=None):
   Returns:
     str, HTML without scripts, links or files beside it; all texts are escaped.
   """
-  template = jinja2.Environment(
-      autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
-  ).from_string(importlib.resources.files(__package__).joinpath('trace.html').read_text('utf-8'))
+  return _render('trace.html', **describe_trace(texts, rows, result, vocabulary, gamma, settings), timeline=timeline)
+
+
+def trace_fragment(texts, rows, result, vocabulary, gamma, settings):
+  """The same, without the page around it: for a notebook."""
+  return _render('style.html') + _render('rounds.html', **describe_trace(texts, rows, result, vocabulary, gamma, settings))
+
+
+def describe_trace(texts, rows, result, vocabulary, gamma, settings):
+  """What the pages show of it, as results.jsonl can hold it: dict. Arguments: as for `trace_page`."""
   decodes = []
   for b, (text, rounds) in enumerate(zip(texts, rows)):
     lines, before = [], ''
@@ -40,9 +50,35 @@ def trace_page(texts, rows, result, vocabulary, gamma, settings, timeline=None):
     decodes.append({
         'input': text, 'output': vocabulary.decode(result.tokens[b, :result.lengths[b]]), 'lines': lines,
         'end': ENDS[result.finish_reason[b]], 'totals': _totals(result, [b])})
-  return template.render(
-      decodes=decodes, gamma=gamma, settings=settings, totals=_totals(result, slice(None)),
-      by_position=alpha.acceptance_by_position(result, gamma), timeline=_png(timeline) if timeline else None)
+  return {'decodes': decodes, 'gamma': gamma, 'settings': settings, 'totals': _totals(result, slice(None)),
+          'by_position': [None if np.isnan(share) else round(float(share), 4)
+                          for share in alpha.acceptance_by_position(result, gamma)]}
+
+
+def report_page(title, sections):
+  """The report on one page.
+
+  Args:
+    title: of the page.
+    sections: list of `report.Section`.
+
+  Returns:
+    str, HTML as `trace_page` has it.
+  """
+  return _render('report.html', title=title, sections=sections)
+
+
+def _render(name, **values):
+  environment = jinja2.Environment(
+      autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+      loader=jinja2.FunctionLoader(lambda name: importlib.resources.files(__package__).joinpath(name).read_text('utf-8')))
+  environment.filters |= {'png': _png, 'emphasised': _emphasised}
+  return environment.get_template(name).render(**values)
+
+
+def _emphasised(text):
+  """**words** as bold type; everything else is escaped."""
+  return markupsafe.Markup(re.sub(r'\*\*(.+?)\*\*', r'<b>\1</b>', str(markupsafe.escape(text))))
 
 
 def _totals(result, rows):

@@ -1,4 +1,5 @@
-"""What a run measured, as JSON Lines, and the machine it ran on."""
+"""What a run measured, as JSON Lines, and the machine it ran on; runs of several parts, and several runs together."""
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -129,3 +130,74 @@ def environment():
       'python': platform.python_version(),
       **{package: _version(package) for package in ('jax', 'jaxlib', 'flax', 'numpy')},
   }
+
+
+class Store:
+  """The results.jsonl of a run of several parts: whole parts survive an interruption, and are not measured again.
+
+  Its first line describes the run (experiment 'run'); every other has the `run` and the `part` that it is of, and each part
+  ends with a line of its own (experiment 'part').
+  """
+
+  def __init__(self, path, run):
+    """Opens the file or begins one.
+
+    Args:
+      path: of the file.
+      run: {'command': str, 'config': str, 'environment': dict, 'models': {name: fingerprint}}. Configuration and models tell
+        runs apart.
+
+    Raises:
+      ValueError: the file holds another run.
+    """
+    self.path = path
+    self._run = hashlib.sha256(json.dumps([run['config'], run['models']], sort_keys=True).encode()).hexdigest()[:12]
+    lines = read_jsonl(path) if os.path.exists(path) else []
+    if any(line.get('run') != self._run for line in lines):
+      raise ValueError(f'{path} holds results of another configuration or of other models: give another --output_dir, or '
+                       'remove the file')
+    self._parts = {line['part'] for line in lines if line['experiment'] == 'part'}
+    self._lines = [line for line in lines if line['experiment'] == 'run' or line.get('part') in self._parts]
+    if not self._lines:
+      self._lines = [{'experiment': 'run', 'label': 'measured', 'run': self._run} | run]
+    write_jsonl(path, self._lines)  # without what an interrupted part left
+
+  def part(self, name, make):
+    """The rows of a part: those that the file has, or those that `make()` returns, which are then written."""
+    if name not in self._parts:
+      added = [row | {'part': name, 'run': self._run} for row in make()]
+      added.append({'experiment': 'part', 'label': 'measured', 'part': name, 'run': self._run})
+      with open(self.path, 'ab') as f:
+        f.write(b''.join(map(_encode, added)))
+      self._lines += added
+      self._parts.add(name)
+    return [line for line in self._lines if line.get('part') == name and line['experiment'] != 'part']
+
+  @property
+  def rows(self):
+    """All rows, without the lines that only describe."""
+    return [line for line in self._lines if line['experiment'] not in ('run', 'part')]
+
+
+def merge(paths):
+  """Reads several results.jsonl.
+
+  Returns:
+    rows: of all files, each once.
+    headers: what describes the runs, in the order of the files; files of single experiments have none.
+
+  Raises:
+    ValueError: two different models under one name.
+  """
+  rows, headers, models = {}, {}, {}
+  for path in paths:
+    for line in read_jsonl(path):
+      if line.get('experiment') == 'run':
+        headers[line['run']] = line
+        for name, fingerprint in line['models'].items():
+          other, first = models.setdefault(name, (fingerprint, path))
+          if other != fingerprint:
+            raise ValueError(f'{name}: two different models under one name, in {first} ({other}) and in {path} ({fingerprint})')
+      elif line.get('experiment') != 'part':
+        rows[json.dumps(line, sort_keys=True)] = line
+  return list(rows.values()), list(headers.values())

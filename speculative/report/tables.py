@@ -24,9 +24,11 @@ LABELS = {
     'paper': 'printed in the paper, not run here',
 }
 
-# The paper's row of the same kind. Its targets are T5-XXL throughout.
+# The paper's row of the same kind.
 PAPER_TASKS = {'ende': 'EnDe', 'summarize': 'CNNDM'}
-PAPER_DRAFTS = {'unigram': 'unigram', 'bigram': 'bigram', 'small': 'T5-small', 'base': 'T5-base', 'large': 'T5-large'}
+PAPER_TARGETS = {'ende': 'T5-XXL EnDe', 'summarize': 'T5-XXL CNNDM', 'describe': 'GPT-like 97M', 'lm1b': 'GPT-like 97M'}
+PAPER_DRAFTS = {'unigram': 'unigram', 'bigram': 'bigram', 'small': 'T5-small', 'base': 'T5-base', 'large': 'T5-large',
+                'gpt-small': 'GPT-like 6M'}
 
 PAPER_NOTE = 'paper: T5-XXL (11B) and drafts of the same kind on other data, TPU-v4. Compare the shape, not the values.'
 
@@ -44,14 +46,15 @@ class Table:
   rows: tuple[tuple[str, ...], ...]
   notes: tuple[str, ...] = ()
 
-  def _is_number(self, column):
+  def is_number(self, column):
+    """Whether no cell of the column has a letter: it is set to the right."""
     return not any(c.isalpha() for row in self.rows for c in row[column])
 
   def to_text(self):
     """For the console: as wide as it needs to be, without colours."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(self.columns):
-      table.add_column(rich.text.Text(column), justify='right' if self._is_number(i) else 'left')
+      table.add_column(rich.text.Text(column), justify='right' if self.is_number(i) else 'left')
     for row in self.rows:
       table.add_row(*map(rich.text.Text, row))  # Not str: rich would take [forced] for markup.
     console = rich.console.Console(file=io.StringIO(), width=1000, color_system=None)
@@ -64,9 +67,30 @@ class Table:
     def line(cells):
       return '| ' + ' | '.join(cell.replace('|', r'\|') for cell in cells) + ' |'
 
-    rule = ['---:' if self._is_number(i) else '---' for i in range(len(self.columns))]
+    rule = ['---:' if self.is_number(i) else '---' for i in range(len(self.columns))]
     lines = [line(self.columns), line(rule), *map(line, self.rows), '', *(f'- {note}' for note in self.notes)]
     return '\n'.join(lines).rstrip() + '\n'
+
+  def to_latex(self):
+    """A LaTeX table (booktabs), the title as its caption, the notes below."""
+    def line(cells):
+      return ' & '.join(map(_latex, cells)) + r' \\'
+
+    kinds = ''.join('r' if self.is_number(i) else 'l' for i in range(len(self.columns)))
+    lines = [r'\begin{table}', r'\centering\small', rf'\caption{{{_latex(self.title)}}}', rf'\begin{{tabular}}{{{kinds}}}',
+             r'\toprule', line(self.columns), r'\midrule', *map(line, self.rows), r'\bottomrule', r'\end{tabular}',
+             *(rf'\par\footnotesize {_latex(note)}' for note in self.notes), r'\end{table}']
+    return '\n'.join(lines) + '\n'
+
+
+_LATEX = {'\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}'} | {
+    c: rf'\{c}' for c in '&%$#_{}'} | {
+    'α': r'$\alpha$', 'β': r'$\beta$', 'γ': r'$\gamma$', 'ĉ': r'$\hat c$', 'Σ': r'$\Sigma$', '×': r'$\times$', '±': r'$\pm$',
+    '−': '$-$', '–': '--', '’': "'", '→': r'$\to$', '≥': r'$\ge$', '…': r'\ldots{}', '“': '``', '”': "''"}
+
+
+def _latex(text):
+  return ''.join(_LATEX.get(c, c) for c in text)
 
 
 def paper():
@@ -80,9 +104,9 @@ def paper_draft(draft):
 
 
 def paper_alpha(task, draft, temperature):
-  """α of T5-XXL with the same kind of draft (Table 3), or None."""
+  """α of the paper's target with the same kind of draft (Table 3), or None."""
   for row in paper()['table3_alpha']:
-    if task in PAPER_TASKS and row['target'] == f'T5-XXL {PAPER_TASKS[task]}' and row['draft'] == paper_draft(draft):
+    if row['target'] == PAPER_TARGETS.get(task) and row['draft'] == paper_draft(draft):
       return {0: row['alpha_t0'], 1: row['alpha_t1']}.get(temperature)
   return None
 
@@ -240,19 +264,193 @@ def walltime_table(rows):
 
 
 # What a quality row has besides its scores.
-NO_SCORES = {'experiment', 'label', 'task', 'draft', 'temperature', 'gamma', 'texts', 'at_limit', *SETTINGS}
+NO_SCORES = {'experiment', 'label', 'task', 'draft', 'temperature', 'gamma', 'texts', 'at_limit', 'equal', 'part', 'run',
+             *SETTINGS}
 
 
 def quality_table(rows):
   """Scores (whatever a row has besides NO_SCORES), the texts scored, the share that met the length limit."""
-  rows = of_experiment(rows, 'quality')
+  return _quality(of_experiment(rows, 'quality'), 'Quality of the target')
+
+
+def quality_of_both_table(rows):
+  """The same for plain and speculative outputs of the same texts, and the share of outputs that are equal."""
+  return _quality(of_experiment(rows, 'quality_of_both'), 'Quality, plain (draft none) and speculative on the same texts',
+                  ('equal to plain', lambda row: number(row.get('equal'), 3)))
+
+
+def _quality(rows, title, *more):
   settings = varying(rows)
   scores = list(dict.fromkeys(key for row in rows for key in row if key not in NO_SCORES))
-  lines = [(task_name(row), draft_name(row), *(setting(row, key) for key in settings),
-            number(row.get('temperature'), 1).removesuffix('.0'), *(number(row.get(score)) for score in scores),
-            str(row.get('texts', '–')), number(row.get('at_limit'), 3)) for row in rows]
-  notes = _common_notes(rows) if rows else []
-  return Table('Quality', ('task', 'draft', *settings, 'T', *scores, 'texts', 'at limit'), tuple(lines), tuple(notes))
+  lines = [(task_name(row), draft_name(row), *(setting(row, key) for key in settings), temperature_name(row),
+            *(number(row.get(score)) for score in scores), str(row.get('texts', NOTHING)), number(row.get('at_limit'), 3),
+            *(value(row) for _, value in more)) for row in rows]
+  notes = ['_low, _high: 95 % bootstrap interval', *_common_notes(rows)] if rows else []
+  return Table(title, ('task', 'draft', *settings, 'T', *scores, 'texts', 'at limit', *(name for name, _ in more)),
+               tuple(lines), tuple(notes))
+
+
+def temperature_name(row):
+  return NOTHING if row.get('temperature') is None else f'{row["temperature"]:g}'
+
+
+def _by(rows, column, *more):
+  """Groups rows by label, task, draft, SETTINGS and what `more` names: list of {row[column]: row}, in order."""
+  groups = collections.defaultdict(dict)
+  for row in rows:
+    key = row.get('label'), row.get('task'), row.get('draft'), *(setting(row, key) for key in SETTINGS if key != column), *(
+        row.get(key) for key in more)
+    groups[key][row.get(column)] = row
+  return list(groups.values())
+
+
+def lenience_table(rows):
+  """α and speed-up at every lenience, the paper's beside them (Table 5; speed-ups of T5-small from appendix A.5)."""
+  rows = of_experiment(rows, 'lenience')
+  values = sorted({row['lenience'] for row in rows}, reverse=True)
+  printed = paper()
+  table, speeds = printed['table5_lenience_ende_t1'], printed['lenience_speed_ende_t1_t5_small_c_0_015']
+  columns = ['task', 'draft', 'T']
+  for value in values:
+    columns += [f'α, l={value:g}', 'paper', 'γ', 'expected, v', 'measured', 'paper']
+  lines = []
+  for group in _by(rows, 'lenience', 'temperature'):
+    first = next(iter(group.values()))
+    name, same = paper_draft(first['draft']), first['task'] == 'ende' and first['temperature'] == 1
+    line = [task_name(first), draft_name(first), temperature_name(first)]
+    for value in values:
+      row = group.get(value, {})
+      here = table['lenience'].index(value) if same and value in table['lenience'] else None
+      line += [number(row.get('alpha'), 3), number(table[name][here] if here is not None and name in table else None),
+               number(row.get('gamma'), 0), number(row.get('speedup_expected_v'), 2, '×'),
+               number(row.get('speedup_measured'), 2, '×'),
+               number(speeds['speed'][here] if here is not None and name == 'T5-small' else None, 1, '×')]
+    lines.append(tuple(line))
+  notes = ['α(l): mean of Σ min(q, p / l) over the target’s own texts (appendix A.5); l = 1 is exact, below it the output is no '
+           'longer the target’s distribution. γ: the best by theory. paper: T5-XXL; speed-ups for T5-small only']
+  return Table('Lenience (the paper’s Table 5)', tuple(columns), tuple(lines),
+               tuple(notes + _common_notes([row | {'lenience': None} for row in rows])) if rows else ())
+
+
+def gamma_table(rows):
+  """Measured speed-up at every γ, in brackets what Theorem 3.8 with v expects; the best γ by either (Table 4)."""
+  rows = of_experiment(rows, 'gamma')
+  gammas = sorted({row['gamma'] for row in rows})
+  lines = []
+  for group in _by(rows, 'gamma', 'temperature'):
+    first = next(iter(group.values()))
+    measured = max(group, key=lambda gamma: group[gamma]['speedup_measured'])
+    expected = max(group, key=lambda gamma: group[gamma]['speedup_expected_v'])
+    lines.append((task_name(first), draft_name(first), temperature_name(first), number(first['alpha'], 3), number(first['c'], 3), *(
+        f'{group[gamma]["speedup_measured"]:.2f} ({group[gamma]["speedup_expected_v"]:.2f})' if gamma in group else NOTHING
+        for gamma in gammas), str(expected), str(measured), number(group[expected]['speedup_measured'], 2, '×'),
+                  number(group[measured]['speedup_measured'], 2, '×')))
+  columns = ('task', 'draft', 'T', 'α', 'c', *(f'γ={gamma}' for gamma in gammas), 'best γ, theory', 'best γ, measured',
+             'measured at the former', 'at the latter')
+  notes = ['speed-up of whole texts, measured; in brackets: Theorem 3.8 with the measured α, c and v']
+  return Table('Speed-up at every γ, measured and expected (the paper’s Table 4)', columns, tuple(lines),
+               tuple(notes + _common_notes(rows)) if rows else ())
+
+
+def acceptance_tables(rows):
+  """α against temperature, α against position, accepted lengths: a `Table` each, of `experiments.acceptance`."""
+  found = []
+  by_temperature = of_experiment(rows, 'temperature')
+  if by_temperature:
+    temperatures = sorted({row['temperature'] for row in by_temperature})
+    found.append(Table(
+        'α against temperature', ('task', 'draft', *(f'T={t:g}' for t in temperatures)),
+        tuple((task_name(first), draft_name(first), *(number(group.get(t, {}).get('alpha'), 3) for t in temperatures))
+              for group in _by(by_temperature, 'temperature') for first in [next(iter(group.values()))]),
+        tuple(_common_notes(by_temperature))))
+  by_position = of_experiment(rows, 'position')
+  if by_position:
+    positions = sorted({(row['first'], row['last']) for row in by_position})
+    names = {(a, b): str(a + 1) if a == b else f'{a + 1}–{b + 1}' for a, b in positions}
+    found.append(Table(
+        'α against position in the output', ('task', 'draft', 'T', *names.values()),
+        tuple((task_name(first), draft_name(first), temperature_name(first), *(number(group.get(a, {}).get('alpha'), 3)
+                                                                              for a, _ in positions))
+              for group in _by(by_position, 'first', 'temperature') for first in [next(iter(group.values()))]),
+        ('position 1 is the first token of the output', *_common_notes(by_position))))
+  accepted = of_experiment(rows, 'accepted')
+  if accepted:
+    gamma = max(row['gamma'] for row in accepted)
+    lines = []
+    for row in accepted:
+      whole, a = sum(row['counts']), min(row['alpha'], 1.0)
+      iid = [a**n * (1 - a) for n in range(row['gamma'])] + [a**row['gamma']]
+      lines.append((task_name(row), draft_name(row), temperature_name(row), number(row['alpha'], 3), *(
+          f'{count / max(whole, 1):.2f} ({expected:.2f})' for count, expected in zip(row['counts'], iid)),
+                    *[NOTHING] * (gamma - row['gamma']), number(row['tokens_per_round']), number(row['tokens_per_round_iid']),
+                    number(row['tokens_per_round_beta'])))
+    found.append(Table(
+        'Accepted lengths against the i.i.d. assumption',
+        ('task', 'draft', 'T', 'α', *(f'n={n}' for n in range(gamma + 1)), 'tokens/round', 'i.i.d.', 'β of each place'),
+        tuple(lines),
+        ('share of rounds that accepted n drafts, in brackets α^n (1 − α); rounds cut by the end of a text are left out there, '
+         'not in tokens/round', 'i.i.d.: Equation 1 with α. β of each place: the same rounds, where the i-th token’s draft is '
+         'accepted with that place’s own β: it has what Theorem 3.8 leaves out, easy and hard stretches, and rounds cut by the end',
+         *_common_notes(accepted))))
+  return found
+
+
+def distillation_table(rows):
+  """α of drafts before and after distillation."""
+  rows = of_experiment(rows, 'distill')
+  lines = [(task_name(row), draft_name(row), temperature_name(row), str(row['divergence']),
+            f'{row["alpha_before"]:.3f} ± {row["alpha_before_se"]:.3f}', f'{row["alpha"]:.3f} ± {row["alpha_se"]:.3f}',
+            f'{row["alpha"] - row["alpha_before"]:+.3f}'.replace('-', '−')) for row in rows]
+  return Table('Distillation of the drafts', ('task', 'draft', 'T', 'divergence', 'α before', 'α after', 'difference'),
+               tuple(lines), ('measured by `experiments.distill` when the drafts were trained, on held-out texts',
+                              *_common_notes(rows)) if rows else ())
+
+
+# The run file for a row of the paper, by the task of ours that is of its kind.
+RUN_FILES = {'ende': 'ende', 'summarize': 'cnndm', 'describe': 'lm1b'}
+
+
+def coverage_table(rows):
+  """Every row of the paper's Tables 2 to 5: its configuration, and the measured value of our row of its kind or why not."""
+  printed = paper()
+  drafts = {name: draft for draft, name in PAPER_DRAFTS.items()}
+  tasks = {name: task for task, name in PAPER_TASKS.items()}
+
+  def ours(experiment, value, digits=2, unit='', **where):
+    """The measured value of the first row of that kind, with the label, or why there is none."""
+    for row in of_experiment(rows, experiment):
+      if all(row.get(key) == wanted for key, wanted in where.items()) and row.get(value) is not None:
+        label = row.get('label', 'no label')
+        return number(row[value], digits, unit) + (f' [{label}; target {row["target"]}]')
+    if where['draft'] is None:
+      return 'not public: the paper’s model cannot be had'
+    if where['draft'] == 'large':
+      return 'no packaged draft of its kind: needs T5 checkpoints and a TPU or GPU'
+    return 'not measured in these results'
+
+  lines = []
+  for row in printed['table2_walltime_t5_xxl'] + printed['bigram_speed_at_c_0']:
+    task = tasks[row['task']]
+    lines.append(('2', f'{row["task"]}, {row["draft"]}, T = {row["temperature"]}', f'{row["speed"]:g}×', ours(
+        'walltime', 'speedup_measured', 2, '×', task=task, draft=drafts[row['draft']], temperature=row['temperature']),
+                  f'table_2_{RUN_FILES[task]}.gin'))
+  targets = {name: task for task, name in reversed(PAPER_TARGETS.items())}
+  for row in printed['table3_alpha']:
+    for temperature, key in ((0, 'alpha_t0'), (1, 'alpha_t1')):
+      task = targets.get(row['target'])
+      lines.append(('3', f'{row["target"]}, {row["draft"]}, T = {temperature}', f'{row[key]:.2f}', ours(
+          'alpha', 'alpha', 3, task=task, draft=drafts.get(row['draft']), temperature=temperature),
+                    f'table_3_{RUN_FILES[task]}.gin' if task else 'none'))
+  for draft, c in printed['table4_cost_coefficient_c'].items():
+    lines.append(('4', f'c of {draft}', f'{c:.2f}', ours('gamma', 'c', 3, task='ende', draft=drafts[draft]), 'table_4_ende.gin'))
+  table = printed['table5_lenience_ende_t1']
+  for draft in (key for key in table if key != 'lenience'):
+    for lenience, alpha in zip(table['lenience'], table[draft]):
+      lines.append(('5', f'EnDe, {draft}, T = 1, l = {lenience:g}', f'{alpha:.2f}', ours(
+          'lenience', 'alpha', 3, task='ende', draft=drafts[draft], lenience=lenience, temperature=1), 'table_5_ende.gin'))
+  return Table('Every row of the paper’s Tables 2 to 5', ('table', 'row', 'paper', 'here', 'its run, of configs/runs'),
+               tuple(lines), ('here: our row of the same kind, for the models and texts of this run; see the labels. The '
+                              'run files are for the paper’s own sizes and data.',))
 
 
 def operations_table():
