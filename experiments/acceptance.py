@@ -12,6 +12,7 @@ from experiments import command
 from experiments import zoo as zoos
 from speculative import text as decoding
 from speculative import theory
+from speculative.decoding.autoregressive import autoregressive_decode
 from speculative.decoding.config import DecodeConfig
 from speculative.decoding.speculative import speculative_decode
 from speculative.measure import alpha as measure
@@ -34,7 +35,7 @@ def acceptance(output_dir, dry_run=False):
 
 @gin.configurable('acceptance_settings')
 def measure_acceptance(loaded, tokens=4000, temperatures=(0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0), at=(0.0, 1.0), gamma=7,
-                       edges=(0, 1, 2, 4, 8, 16, 32, 64, 128), texts=96, max_input_len=64, max_decode_len=128, seed=0):
+                       edges=(0, 1, 2, 4, 8, 16, 32, 64, 128), texts=64, max_input_len=64, max_decode_len=128, seed=0):
   """Three kinds of rows for results.jsonl.
 
   Args:
@@ -44,20 +45,21 @@ def measure_acceptance(loaded, tokens=4000, temperatures=(0.0, 0.25, 0.5, 0.75, 
     at: those of them at which positions and accepted lengths are looked at.
     gamma: γ of the decodes whose accepted lengths are counted.
     edges: positions in the output that begin a group, and the end of the last.
-    texts: decoded for the accepted lengths, at most, with every model as draft.
+    texts: decoded for the accepted lengths, at most: plainly, and with every model as draft.
     max_input_len, max_decode_len: as for `alpha.measure_alphas`.
 
   Returns:
     list of rows. 'temperature': `alpha`. 'position': `alpha` of output positions `first` … `last`. 'accepted': `counts`, how
-    many rounds accepted 0 … γ drafts, those cut by a text's end apart (`cut`); `tokens_per_round` of all rounds;
-    `tokens_per_round_iid` by Equation 1 with α; `tokens_per_round_beta` by the β of each place (`measure.tokens_per_round`);
-    `by_position`, the share accepted of the drafts tested at each position of a round.
+    many rounds accepted 0 … γ drafts, those cut by a text's end apart (`cut`); `tokens_per_round` of all rounds; `alpha` of
+    the target's own texts for the same inputs, `tokens_per_round_iid` by Equation 1 with it, `tokens_per_round_beta` by the β
+    of each of their places (`measure.tokens_per_round`); `by_position`, the share accepted of the drafts tested at each
+    position of a round.
   """
   rows = []
   with alphas.steps('acceptance', len(loaded.texts) * (len(temperatures) + len(at) * len(loaded.drafts))) as advance:
     for task in loaded.texts:
       short = alphas.short_texts(loaded, task, max_input_len)
-      inputs = decoding.encode(loaded.target, [text for text, _ in short[:texts]], buckets=(max_input_len,))
+      inputs = decoding.encode(loaded.target, [text for text, _ in alphas.shuffled(short)[:texts]], buckets=(max_input_len,))
       for temperature in temperatures:
         config = DecodeConfig(gamma=gamma, max_decode_len=max_decode_len, temperature=temperature)
         groups, _ = alphas.target_texts(loaded, short, config, tokens, seed, max_input_len)
@@ -72,9 +74,11 @@ def measure_acceptance(loaded, tokens=4000, temperatures=(0.0, 0.25, 0.5, 0.75, 
           rows += [zoos.row('position', task, loaded, name, temperature, first=first, last=last - 1, alpha=part.alpha,
                             alpha_se=part.standard_error, tokens=part.tokens, **common)
                    for first, last, part in zip(edges[:-1], edges[1:], measure.by_position(a.beta, edges)) if part]
+        plain = autoregressive_decode(loaded.target, inputs, config, seed)
         for name, drafter in loaded.drafts.items():
           result = speculative_decode(loaded.target, drafter, inputs, config, seed)
-          rows.append(zoos.row('accepted', task, loaded, name, temperature, **_accepted(result, found[name], gamma), seed=seed))
+          a = measure.measure_alpha(loaded.target, drafter, inputs, plain, config, seed)
+          rows.append(zoos.row('accepted', task, loaded, name, temperature, **_accepted(result, a, gamma), seed=seed))
           advance()
   return rows
 

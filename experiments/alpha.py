@@ -109,7 +109,7 @@ def measure_quality(loaded, texts=128, temperatures=(0.0, 1.0), gamma=3, max_inp
   rows = []
   with steps('quality', len(loaded.texts) * len(temperatures) * (1 + len(loaded.drafts))) as advance:
     for task in loaded.texts:
-      picked = short_texts(loaded, task, max_input_len)[:texts]
+      picked = shuffled(short_texts(loaded, task, max_input_len))[:texts]
       for temperature in temperatures:
         config = DecodeConfig(gamma=gamma, max_decode_len=max_decode_len, temperature=temperature)
         plain = None
@@ -135,6 +135,11 @@ def short_texts(loaded, task, max_input_len):
     raise command.UsageError(f'{task}: of {len(loaded.texts[task])} inputs none has at most max_input_len = '
                              f'{max_input_len} tokens, the shortest has {shortest}')
   return short
+
+
+def shuffled(texts):
+  """The texts in an order that is arbitrary yet always the same: their file may be sorted."""
+  return [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
 
 
 def decode_texts(target, drafter, texts, order, config, seed):
@@ -164,14 +169,15 @@ def target_texts(loaded, texts, config, tokens, seed, max_input_len):
     groups: [(inputs int32[B, S], Generated of few lengths)], for α.
     made: [(token ids, reference, finish reason)], one for each of the texts decoded.
   """
-  order = np.random.default_rng(0).permutation(len(texts))
+  texts = shuffled(texts)
   finished, made, total, again = [], [], 0, 0
   size = BATCH * min(4, 1 + tokens // 1000)  # whole chunks are decoded, so that short texts are not preferred
   while total < tokens and (again == 0 or np.any(np.asarray(config.temperature) > 0)):
-    for start in range(0, len(order), size):
+    for start in range(0, len(texts), size):
       if total >= tokens:
         break
-      for i, inputs, ids, reason in decode_texts(loaded.target, None, texts, order[start:start + size], config, seed + again):
+      order = range(start, min(start + size, len(texts)))
+      for i, inputs, ids, reason in decode_texts(loaded.target, None, texts, order, config, seed + again):
         finished.append((inputs, ids))
         made.append((ids, texts[i][1], reason))
         total += len(ids)

@@ -448,7 +448,7 @@ def build_data(output_dir: str, vocab_size: int = 4000, held_out: float = 0.02, 
   if dry_run:
     check_apt()
     print(f'Would run apt-get update in a private directory (about 20 MB), and write to {output_dir}:')
-    print(f'  {{{",".join(PREFIXES)}}}.{{{",".join(SPLITS)}}}.tsv, held out: 2 x {held_out:.1%} of the source packages')
+    print(f'  {{{",".join(PREFIXES)},describe}}.{{{",".join(SPLITS)}}}.tsv, held out: 2 x {held_out:.1%} of the source packages')
     print(f'  spiece.model with {vocab_size} pieces, stats.json')
     return
 

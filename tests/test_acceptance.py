@@ -90,17 +90,20 @@ def test_lenience_rows(zoo):
 
 @pytest.mark.slow
 def test_acceptance_rows(zoo):
-  rows = acceptance.measure_acceptance(zoo, tokens=300, temperatures=(1.0, 2.0), at=(1.0,), gamma=3, texts=8, max_decode_len=48)
+  rows = acceptance.measure_acceptance(zoo, tokens=300, temperatures=(0.0, 1.0, 2.0), at=(0.0, 1.0), gamma=3, texts=8, max_decode_len=48)
   kinds = {kind: [row for row in rows if row['experiment'] == kind] for kind in ('temperature', 'position', 'accepted')}
-  assert [row['temperature'] for row in kinds['temperature']] == [1.0, 2.0]
-  first, = (row for row in kinds['temperature'] if row['temperature'] == 1.0)
-  assert sum(row['tokens'] for row in kinds['position']) == first['tokens']
-  pooled = sum(row['tokens'] * row['alpha'] for row in kinds['position']) / first['tokens']
-  assert pooled == pytest.approx(first['alpha'], rel=1e-5)
-  row, = kinds['accepted']
-  assert len(row['counts']) == len(row['by_position']) + 1 == 4 and row['cut'] == 8
-  assert row['tokens_per_round_iid'] == pytest.approx(theory.expected_tokens(first['alpha'], 3))
-  assert 1 < row['tokens_per_round'] < 4 and 1 < row['tokens_per_round_beta'] < 4
+  assert [row['temperature'] for row in kinds['temperature']] == [0.0, 1.0, 2.0]
+  for of_all in kinds['temperature'][:2]:
+    parts = [row for row in kinds['position'] if row['temperature'] == of_all['temperature']]
+    assert sum(row['tokens'] for row in parts) == of_all['tokens']
+    assert sum(row['tokens'] * row['alpha'] for row in parts) / of_all['tokens'] == pytest.approx(of_all['alpha'], rel=1e-5)
+  for row in kinds['accepted']:
+    assert len(row['counts']) == len(row['by_position']) + 1 == 4 and row['cut'] == 8
+    assert row['tokens_per_round_iid'] == pytest.approx(theory.expected_tokens(row['alpha'], 3))
+    assert 1 < row['tokens_per_round'] < 4 and 1 < row['tokens_per_round_beta'] < 4
+  # Greedy rounds hold no chance: where β is 0 or 1, the rounds along the target's text are those of the decode.
+  greedy = kinds['accepted'][0]
+  assert greedy['tokens_per_round'] == pytest.approx(greedy['tokens_per_round_beta'], rel=1e-6)
 
 
 @pytest.mark.slow

@@ -309,7 +309,7 @@ class BuildDataTest(absltest.TestCase):
 
     self.assertCountEqual(
         os.listdir(self.output_dir),
-        [f'{task}.{split}.tsv' for task in build_data.PREFIXES for split in build_data.SPLITS] +
+        [f'{task}.{split}.tsv' for task in (*build_data.PREFIXES, 'describe') for split in build_data.SPLITS] +
         ['spiece.model', 'stats.json'])
     with open(os.path.join(self.output_dir, 'stats.json')) as f:
       text = f.read()
@@ -329,6 +329,16 @@ class BuildDataTest(absltest.TestCase):
           text, reference = line.split('\t')
           self.assertStartsWith(text, prefix)
           self.assertNotEmpty(reference)
+
+    # The long descriptions again: whole in training, split after the first words in the test.
+    for split in build_data.SPLITS:
+      with open(os.path.join(self.output_dir, f'describe.{split}.tsv'), encoding='utf-8') as f:
+        pairs = [line.rstrip('\n').split('\t') for line in f]
+      self.assertLen(pairs, stats['tasks']['summarize'][split])
+      for text, reference in pairs:
+        whole = f'{text} {reference}'.strip()
+        self.assertRegex(whole, 'Tool to read the files of the')
+        self.assertLen(text.split(), build_data.PROMPT_WORDS if split == 'test' else 0)
 
     vocabulary = sentencepiece.SentencePieceProcessor(model_file=os.path.join(self.output_dir, 'spiece.model'))
     self.assertEqual(vocabulary.get_piece_size(), 340)

@@ -70,6 +70,7 @@ def load_pretrained(dtype=None, family='t5'):
   if family not in FAMILIES:
     raise ValueError(f'family = {family!r}: there are {", ".join(FAMILIES)}')
   target, drafts, tasks = FAMILIES[family]
+
   def file(*parts):
     path = os.path.join(FOLDER, *parts)
     if not os.path.exists(path):
@@ -79,6 +80,7 @@ def load_pretrained(dtype=None, family='t5'):
   vocabulary = Vocabulary(file('spiece.model'))
 
   def model(name):
+    file(name, 'config.json')
     return load_model(file(name), dtype, vocabulary=vocabulary)
 
   return Zoo(model(target), {name: model(folder) for name, folder in drafts.items()}, vocabulary,

@@ -307,29 +307,25 @@ def _by(rows, column, *more):
 def lenience_table(rows):
   """α and speed-up at every lenience, the paper's beside them (Table 5; speed-ups of T5-small from appendix A.5)."""
   rows = of_experiment(rows, 'lenience')
-  values = sorted({row['lenience'] for row in rows}, reverse=True)
   printed = paper()
   table, speeds = printed['table5_lenience_ende_t1'], printed['lenience_speed_ende_t1_t5_small_c_0_015']
-  columns = ['task', 'draft', 'T']
-  for value in values:
-    columns += [f'α, l={value:g}', 'paper', 'γ', 'expected, v', 'measured', 'paper']
   lines = []
   for group in _by(rows, 'lenience', 'temperature'):
-    first = next(iter(group.values()))
-    name, same = paper_draft(first['draft']), first['task'] == 'ende' and first['temperature'] == 1
-    line = [task_name(first), draft_name(first), temperature_name(first)]
-    for value in values:
-      row = group.get(value, {})
-      here = table['lenience'].index(value) if same and value in table['lenience'] else None
-      line += [number(row.get('alpha'), 3), number(table[name][here] if here is not None and name in table else None),
-               number(row.get('gamma'), 0), number(row.get('speedup_expected_v'), 2, '×'),
-               number(row.get('speedup_measured'), 2, '×'),
-               number(speeds['speed'][here] if here is not None and name == 'T5-small' else None, 1, '×')]
-    lines.append(tuple(line))
+    for value in sorted(group, reverse=True):
+      row, name = group[value], paper_draft(group[value]['draft'])
+      alpha = speed = None
+      if row['task'] == 'ende' and row['temperature'] == 1 and value in table['lenience']:
+        here = table['lenience'].index(value)
+        alpha = table[name][here] if name in table else None
+        speed = speeds['speed'][here] if name == 'T5-small' else None
+      se = f' ± {row["alpha_se"]:.3f}' if row.get('alpha_se') is not None else ''
+      lines.append((task_name(row), draft_name(row), temperature_name(row), f'{value:g}', number(row['alpha'], 3) + se,
+                    number(alpha), number(row.get('gamma'), 0), number(row.get('speedup_expected_v'), 2, '×'),
+                    number(row.get('speedup_measured'), 2, '×'), number(speed, 1, '×')))
   notes = ['α(l): mean of Σ min(q, p / l) over the target’s own texts (appendix A.5); l = 1 is exact, below it the output is no '
            'longer the target’s distribution. γ: the best by theory. paper: T5-XXL; speed-ups for T5-small only']
-  return Table('Lenience (the paper’s Table 5)', tuple(columns), tuple(lines),
-               tuple(notes + _common_notes([row | {'lenience': None} for row in rows])) if rows else ())
+  return Table('Lenience (the paper’s Table 5)', ('task', 'draft', 'T', 'l', 'α', 'paper α', 'γ', 'expected, v', 'measured', 'paper'),
+               tuple(lines), tuple(notes + _common_notes([row | {'lenience': None} for row in rows])) if rows else ())
 
 
 def gamma_table(rows):
