@@ -18,8 +18,8 @@ import importlib, sys
 import gin
 from experiments import train  # the configurables of models
 for path, module in (argument.split('=') for argument in sys.argv[1:]):
+  gin.clear_config()  # unlocks it, too: an imported module adds its configurables
   importlib.import_module(module)
-  gin.clear_config()
   gin.parse_config_file(path)
   gin.finalize()
 '''
