@@ -1,6 +1,6 @@
 """Distils a draft: it goes on learning from its target's samples and distributions; α before and after.
 
-  python -m experiments.distill --gin_file=configs/runs/distill_small.gin --output_dir=runs/distil_small
+  python -m experiments.distill --gin_file=configs/runs/distill_small.gin --output_dir=runs/distill_small
 
 Writes samples.npz (of the target, made once), checkpoints (a killed run goes on), the model in Hugging Face's layout, and
 results.jsonl with α of the draft before and after on the zoo's texts.

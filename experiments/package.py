@@ -1,4 +1,5 @@
-"""Makes speculative/pretrained from trained models and data: weights, vocabulary, held-out texts, n-gram counts.
+"""Makes speculative/pretrained from trained models and data: weights, vocabulary, held-out texts,
+n-gram counts, and α of the drafts before and after distillation.
 
   python -m experiments.package --gin.package.data_dir="'data'" --gin.package.runs_dir="'runs'"
 """
@@ -14,6 +15,11 @@ from speculative.data import batching
 from speculative.data import packaged
 from speculative.data.vocabulary import Vocabulary
 from speculative.drafters import ngram
+from speculative.report import results
+
+# Packaged folder → the run that made it.
+RUNS = {'target': 'target_longer', 'draft_small': 'distill_small', 'draft_base': 'distill_base',
+        'gpt_target': 'gpt_target', 'gpt_draft': 'distill_gpt'}
 
 
 @gin.configurable
@@ -22,13 +28,13 @@ def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.RE
 
   Args:
     data_dir: as `experiments.build_data` writes it.
-    runs_dir: holds {target, draft_small, draft_base, gpt_target, gpt_draft}/model, as `experiments.train` and
-      `experiments.distill` write them.
+    runs_dir: holds the folders of RUNS, as `experiments.train` and `experiments.distill` write them.
     counted: training texts of each task whose unigrams and bigrams are counted, at most.
   """
   del output_dir
-  names = [name for target, drafts, _ in packaged.FAMILIES.values() for name in (target, *drafts.values())]
-  for path in [data_dir, *(os.path.join(runs_dir, name, 'model') for name in names)]:
+  sources = {name: os.path.join(runs_dir, run) for name, run in RUNS.items()}
+  distilled = [os.path.join(path, 'results.jsonl') for name, path in sources.items() if RUNS[name].startswith('distill')]
+  for path in [data_dir, *(os.path.join(path, 'model') for path in sources.values()), *distilled]:
     if not os.path.exists(path):
       raise command.UsageError(f'{path} does not exist')
   if dry_run:
@@ -38,8 +44,8 @@ def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.RE
   vocabulary_path = os.path.join(packaged.FOLDER, 'spiece.model')
   shutil.copyfile(os.path.join(data_dir, 'spiece.model'), vocabulary_path)
   vocabulary = Vocabulary(vocabulary_path)
-  for name in names:
-    model = checkpoints.load_model(os.path.join(runs_dir, name, 'model'), 'bfloat16')
+  for name, path in sources.items():
+    model = checkpoints.load_model(os.path.join(path, 'model'), 'bfloat16')
     model.vocabulary = None  # one file serves all
     checkpoints.save_model(model, os.path.join(packaged.FOLDER, name), overwrite=True)
   for task in (*packaged.TASKS, packaged.GPT_TASK):
@@ -50,7 +56,11 @@ def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.RE
           f.write('\t'.join(pair) + '\n')
     references = [reference for _, reference in packaged.read_texts(os.path.join(data_dir, f'{task}.train.tsv'))]
     ngram.save(ngram.fit_texts(references[:counted], vocabulary), os.path.join(packaged.FOLDER, 'ngrams', f'{task}.npz'))
-  size = sum(os.path.getsize(os.path.join(packaged.FOLDER, name, huggingface.WEIGHTS)) for name in names)
+  # The rows name the target by its folder in runs_dir.
+  results.write_jsonl(os.path.join(packaged.FOLDER, 'distillation.jsonl'),
+                      [row | {'target': 'gpt_target' if row['task'] == packaged.GPT_TASK else 'target'}
+                       for path in distilled for row in results.read_jsonl(path)])
+  size = sum(os.path.getsize(os.path.join(packaged.FOLDER, name, huggingface.WEIGHTS)) for name in sources)
   print(f'weights: {size / 1e6:.1f} MB in all')
 
 

@@ -7,7 +7,6 @@ that results.jsonl has whole are not measured again, as long as configuration an
 """
 import dataclasses
 import functools
-import json
 import os
 import sys
 
@@ -152,8 +151,7 @@ def _widened(shape, prompts):
 
 
 def _distillation():
-  with open(os.path.join(packaged.FOLDER, 'distillation.jsonl'), encoding='utf-8') as f:
-    return [json.loads(line) for line in f]
+  return results.read_jsonl(os.path.join(packaged.FOLDER, 'distillation.jsonl'))
 
 
 if __name__ == '__main__':

@@ -1,12 +1,16 @@
-"""The packaged trio: exactness on all of its texts, and what the issue asks of it."""
+"""The packaged trio and decoder-only pair: exactness on their texts, and what the issues ask of them."""
 import os
 
+import jax
 import numpy as np
 import pytest
 
 import speculative
 from speculative.data import batching
 from speculative.data import packaged
+from speculative.measure import alpha as measure
+from speculative.report import results
+from speculative.text import encode
 
 # Where float32 rounding may choose: the top two logits closer than this.
 NEAR_TIE = 1e-4
@@ -15,6 +19,11 @@ NEAR_TIE = 1e-4
 @pytest.fixture(scope='module')
 def zoo():
   return speculative.load_pretrained('float32')
+
+
+@pytest.fixture(scope='module')
+def pair():
+  return speculative.load_pretrained('float32', family='gpt')
 
 
 def batches(zoo, task, size=64):
@@ -78,6 +87,50 @@ def test_package_is_whole(zoo):
   assert all(len(zoo.texts[task]) >= 300 for task in packaged.TASKS)
   assert list(zoo.drafts) == ['small', 'base']
   assert zoo.target.vocab_size == 4000 < zoo.target.config.vocab_size == 4096
+
+
+def test_the_decoder_only_pair_is_whole(pair):
+  weights = sum(os.path.getsize(os.path.join(packaged.FOLDER, name, 'model.safetensors'))
+                for name in ('gpt_target', 'gpt_draft'))
+  assert weights <= 16e6
+  assert list(pair.drafts) == ['gpt-small'] and list(pair.texts) == ['describe']
+  assert len(pair.texts['describe']) >= 300 and all(reference for _, reference in pair.texts['describe'])
+  sizes = [sum(a.size for a in jax.tree.leaves(model.params)) for model in (pair.target, pair.drafts['gpt-small'])]
+  assert sizes[0] > 4 * sizes[1]
+
+
+@pytest.mark.parametrize('texts,gamma', [(64, 3), pytest.param(None, 1, marks=pytest.mark.slow),
+                                         pytest.param(None, 7, marks=pytest.mark.slow)])
+def test_greedy_continuations_equal_autoregressive(pair, texts, gamma):
+  """Invariant 9 for the decoder-only pair: prompts of several lengths side by side."""
+  prompts = [text for text, _ in pair.texts['describe'][:texts]]
+  near_ties = total = 0
+  config = speculative.DecodeConfig(gamma=gamma, max_decode_len=48)
+  for i in range(0, len(prompts), 64):
+    inputs = encode(pair.target, prompts[i:i + 64])
+    plain = speculative.autoregressive_decode(pair.target, inputs, config)
+    fast = speculative.speculative_decode(pair.target, pair.drafts['gpt-small'], inputs, config)
+    total += plain.lengths.sum()
+    near_ties += (plain.tokens != fast.tokens).any(axis=1).sum()
+    assert fast.accepted.sum() > 0.3 * fast.tested.sum()
+  assert total > 20 * len(prompts) and near_ties == 0
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_distillation_rows_are_of_the_packaged_drafts(zoo, temperature):
+  """α of the packaged drafts, measured here on 48 texts, is α after distillation, not α before, as far as errors tell.
+
+  The smaller sample's standard error is some 0.02; five of it: a false alarm in 10⁶."""
+  rows = [row for row in results.read_jsonl(os.path.join(packaged.FOLDER, 'distillation.jsonl'))
+          if row['task'] == 'ende' and row['temperature'] == temperature]
+  assert sorted(row['draft'] for row in rows) == ['base', 'small']
+  inputs = batching.encode_batch(zoo.vocabulary, [text for text, _ in zoo.texts['ende'][:48]])
+  config = speculative.DecodeConfig(max_decode_len=64, temperature=temperature)
+  own = speculative.autoregressive_decode(zoo.target, inputs, config)
+  for row in rows:
+    assert row['alpha'] > row['alpha_before']
+    found = measure.measure_alpha(zoo.target, zoo.drafts[row['draft']], inputs, own, config)
+    assert abs(found.alpha - row['alpha']) < 5 * found.standard_error
 
 
 @pytest.mark.parametrize('name,limits', [
