@@ -3,6 +3,7 @@ n-gram counts, and α of the drafts before and after distillation.
 
   python -m experiments.package --gin.package.data_dir="'data'" --gin.package.runs_dir="'runs'"
 """
+import filecmp
 import os
 import shutil
 
@@ -34,15 +35,21 @@ def package(output_dir, dry_run=False, *, data_dir=gin.REQUIRED, runs_dir=gin.RE
   del output_dir
   sources = {name: os.path.join(runs_dir, run) for name, run in RUNS.items()}
   distilled = [os.path.join(path, 'results.jsonl') for name, path in sources.items() if RUNS[name].startswith('distill')]
-  for path in [data_dir, *(os.path.join(path, 'model') for path in sources.values()), *distilled]:
+  # Data that were built anew, from other indexes, may have another vocabulary than the models learned.
+  vocabularies = [os.path.join(folder, 'spiece.model')
+                  for folder in (data_dir, *(os.path.join(path, 'model') for path in sources.values()))]
+  for path in [*vocabularies, *distilled]:
     if not os.path.exists(path):
       raise command.UsageError(f'{path} does not exist')
+  for path in vocabularies[1:]:
+    if not filecmp.cmp(vocabularies[0], path, shallow=False):
+      raise command.UsageError(f'{path} is not the vocabulary of {vocabularies[0]}: the model was trained on other data')
   if dry_run:
     return
   for folder in ('texts', 'ngrams'):
     os.makedirs(os.path.join(packaged.FOLDER, folder), exist_ok=True)
   vocabulary_path = os.path.join(packaged.FOLDER, 'spiece.model')
-  shutil.copyfile(os.path.join(data_dir, 'spiece.model'), vocabulary_path)
+  shutil.copyfile(vocabularies[0], vocabulary_path)
   vocabulary = Vocabulary(vocabulary_path)
   for name, path in sources.items():
     model = checkpoints.load_model(os.path.join(path, 'model'), 'bfloat16')

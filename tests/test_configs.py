@@ -1,11 +1,16 @@
 """Every configuration is parsed against its experiment; those that can run here are checked by a dry run."""
 import glob
+import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from experiments import package
+from speculative.data import packaged
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RUNS = sorted(os.path.relpath(path, ROOT) for path in glob.glob(os.path.join(ROOT, 'configs', 'runs', '*.gin')))
@@ -68,3 +73,70 @@ def test_dry_run(path, tmp_path):
                           env=os.environ | {'JAX_PLATFORMS': 'cpu'})
   assert result.returncode == 0, result.stderr
   assert not os.path.exists(tmp_path / 'out')
+
+
+@pytest.fixture(scope='module')
+def workspace(tmp_path_factory):
+  """A folder as the runs expect it, with data and trained models: the packaged models and their held-out texts stand for
+  those."""
+  folder = tmp_path_factory.mktemp('workspace')
+  (folder / 'configs').symlink_to(os.path.join(ROOT, 'configs'))
+  (folder / 'data').mkdir()
+  vocabulary = os.path.join(packaged.FOLDER, 'spiece.model')
+  shutil.copy(vocabulary, folder / 'data')
+  for task in (*packaged.TASKS, packaged.GPT_TASK):
+    with open(os.path.join(packaged.FOLDER, 'texts', f'{task}.tsv'), encoding='utf-8') as f:
+      lines = ''.join(itertools.islice(f, 120))
+    for split in ('train', 'validation', 'test'):
+      (folder / 'data' / f'{task}.{split}.tsv').write_text(lines, encoding='utf-8')
+  for name, run in [*package.RUNS.items(), *((name, name) for name in package.RUNS)]:
+    model = folder / 'runs' / run / 'model'
+    if not model.exists():
+      shutil.copytree(os.path.join(packaged.FOLDER, name), model)
+      shutil.copy(vocabulary, model)
+  return folder
+
+
+# Bindings that make a run small enough for a test, and what it must leave.
+WALLTIME = {'walltime_settings.prompts': 1, 'walltime_settings.passes': 1, 'walltime_settings.gammas': (1,)}
+GAMMAS = {'gamma_settings.prompts': 1, 'gamma_settings.passes': 1, 'gamma_settings.gammas': (1,)}
+LENIENCE = {'lenience_settings.tokens': 100, 'lenience_settings.prompts': 1, 'lenience_settings.passes': 1,
+            'lenience_settings.gammas': (1,), 'lenience_settings.values': (1.0,)}
+ACCEPTANCE = {'acceptance_settings.tokens': 100, 'acceptance_settings.temperatures': (1.0,), 'acceptance_settings.texts': 8}
+BENCHMARK = {'benchmark.shapes': (), 'benchmark.prompts': 1, 'benchmark.passes': 1, 'benchmark.assisted': (),
+             'benchmark.pairs': ('base',), 'benchmark.temperatures': (0.0,)}
+TRAIN = {'train.steps': 2, 'train.limit': 100, 'train.tokens_per_batch': 256}
+DISTILL = {'distill.steps': 2, 'distill.limit': 16, 'distill.tokens_per_batch': 256, 'distill.alpha_tokens': 50}
+SMALL = {
+    'table_1': ({}, 'results.jsonl'),
+    'table_2_packaged': (WALLTIME | {'walltime.alpha_tokens': 100}, 'results.jsonl'),
+    'table_3_packaged': ({'alpha_settings.tokens': 100}, 'results.jsonl'),
+    'table_3_packaged_gpt': ({'alpha_settings.tokens': 100}, 'results.jsonl'),
+    'table_4_packaged': (GAMMAS | {'gammas.alpha_tokens': 100}, 'results.jsonl'),
+    'table_5_packaged': (LENIENCE, 'results.jsonl'),
+    'acceptance_packaged': (ACCEPTANCE, 'results.jsonl'),
+    **{f'widened_{shape}': (BENCHMARK, 'results.jsonl') for shape in ('large', 'xl')},
+    **{f'train_{name}': (TRAIN, 'model/model.safetensors')
+       for name in ('target', 'target_longer', 'draft_base', 'draft_small', 'gpt_target', 'gpt_draft')},
+    **{f'distill_{name}': (DISTILL, 'results.jsonl') for name in ('small', 'base', 'gpt')},
+}
+# What needs other hardware or data, or has a test of its own.
+ELSEWHERE = '^(device_check|finetune|report|reproduce|figure_1$)|_(ende|cnndm|lm1b|lm1b_6m|lm1b_97m)$'
+
+
+def test_every_run_that_can_be_tried_is():
+  names = {os.path.splitext(os.path.basename(path))[0] for path in RUNS if path not in COMMON}
+  assert {name for name in names if not re.search(ELSEWHERE, name)} == set(SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', sorted(SMALL))
+def test_a_run_at_a_small_setting(name, workspace, tmp_path):
+  path = f'configs/runs/{name}.gin'
+  bindings, left = SMALL[name]
+  result = subprocess.run([sys.executable, '-m', experiment(path), f'--gin_file={path}', f'--output_dir={tmp_path}/out',
+                           *(f'--gin.{key}={value!r}' for key, value in bindings.items())], cwd=workspace,
+                          capture_output=True, text=True, check=False,
+                          env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': ROOT})
+  assert result.returncode == 0, result.stderr[-2000:]
+  assert (tmp_path / 'out' / left).stat().st_size > 0

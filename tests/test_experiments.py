@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import command
+from experiments import package
 import speculative
 from speculative.drafters import ngram
 
@@ -54,6 +55,20 @@ def test_the_command_line_comes_after_the_files(tmp_path):
   (tmp_path / 'my.gin').write_text("zoo.more = ('oracle',)\n")
   result = run('experiments.reproduce', f'--gin_file={tmp_path}/my.gin', "--gin.zoo.more=('augury',)")
   assert result.stderr.startswith('error: zoo.more: augury')
+
+
+def test_models_of_another_vocabulary_are_not_packaged(tmp_path):
+  """Data built anew, when the distribution's indexes have changed, have another vocabulary: the models would read it wrong."""
+  (tmp_path / 'data').mkdir()
+  (tmp_path / 'data' / 'spiece.model').write_bytes(b'new')
+  for name, run_name in package.RUNS.items():
+    folder = tmp_path / 'runs' / run_name
+    (folder / 'model').mkdir(parents=True)
+    (folder / 'model' / 'spiece.model').write_bytes(b'old' if name == 'draft_base' else b'new')
+    (folder / 'results.jsonl').touch()
+  result = run('experiments.package', f"--gin.package.data_dir='{tmp_path}/data'", f"--gin.package.runs_dir='{tmp_path}/runs'")
+  assert result.returncode == 1 and result.stderr.startswith('error: ')
+  assert f'{package.RUNS["draft_base"]}/model/spiece.model is not the vocabulary of' in result.stderr
 
 
 @pytest.mark.parametrize('file', sorted(

@@ -128,7 +128,9 @@ def test_distillation_rows_are_of_the_packaged_drafts(zoo, temperature):
   config = speculative.DecodeConfig(max_decode_len=64, temperature=temperature)
   own = speculative.autoregressive_decode(zoo.target, inputs, config)
   for row in rows:
-    assert row['alpha'] > row['alpha_before']
+    # Forward KL at T = 1 is what training lowers; greedy choices may gain or lose what errors leave.
+    margin = 0 if temperature else -2 * np.hypot(row['alpha_se'], row['alpha_before_se'])
+    assert row['alpha'] - row['alpha_before'] > margin
     found = measure.measure_alpha(zoo.target, zoo.drafts[row['draft']], inputs, own, config)
     assert abs(found.alpha - row['alpha']) < 5 * found.standard_error
 

@@ -33,8 +33,8 @@ def run(output_dir, steps, log=lambda _: None, **settings):
   params = train.initial_params(CONFIG, jax.random.key(0))
   return train.train(CONFIG, params, [('copy', copy_task(40, 0), 1)], [('copy', copy_task(10, 1), 1)],
                      output_dir=str(output_dir), steps=steps, learning_rate=1e-2, warmup=2, decay=20,
-                     tokens_per_batch=64, buckets=(8, 16), min_batches=1, dtype='float32', log=log, log_every=1,
-                     evaluate_every=4, **({'save_every': 3, 'optimizer': 'adam'} | settings))
+                     tokens_per_batch=64, min_batches=1, dtype='float32', log=log, log_every=1, evaluate_every=4,
+                     **({'save_every': 3, 'optimizer': 'adam', 'buckets': (8, 16)} | settings))
 
 
 def assert_equal(a, b):
@@ -83,6 +83,11 @@ def test_schedule():
   assert float(rate(9)) == float(rate(50)) == pytest.approx(2.0)
   assert float(rate(80)) == pytest.approx(1.0)
   assert float(rate(100)) == 0
+
+
+def test_an_example_beyond_the_buckets_is_named(tmp_path):
+  with pytest.raises(ValueError, match=r'example has 7 tokens.*\(2, 6\) holds 6: add a longer bucket'):
+    run(tmp_path, 2, buckets=(2, 6))
 
 
 def test_unknown_optimizer(tmp_path):

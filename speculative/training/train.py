@@ -52,8 +52,16 @@ def joined(examples, eos_id, max_len):
 
 
 def bucket(length, buckets):
-  """The smallest bucket that holds `length`; 0 for nothing."""
-  return next(b for b in (0, *buckets) if b >= length)
+  """The smallest bucket that holds `length`; 0 for nothing.
+
+  Raises:
+    ValueError: if none does.
+  """
+  found = next((b for b in (0, *buckets) if b >= length), None)
+  if found is None:
+    raise ValueError(f'an example has {length} tokens, the longest of the buckets {tuple(buckets)} holds {buckets[-1]}: '
+                     'add a longer bucket, or shorten the examples')
+  return found
 
 
 def _shape(example, buckets):
